@@ -19,11 +19,12 @@
                                      --help" has the other arguments
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
-                                     peers (this library and others on loopback), connections (ten thousand open at
-                                     once), datapath (latency and bandwidth between two processes), flood (forged
-                                     requests), soak (hours of connections), sa (path records of a simulated InfiniBand
-                                     fabric) or guest (compared with the kernel's device and the C tools, in the machine
-                                     of interop)
+                                     peers (this library and others on loopback), datagrams (the same for messages
+                                     without a connection), multicast (joins and messages to a group), connections (ten
+                                     thousand open at once), datapath (latency and bandwidth between two processes),
+                                     flood (forged requests), soak (hours of connections), sa (path records of a
+                                     simulated InfiniBand fabric) or guest (compared with the kernel's device and the C
+                                     tools, in the machine of interop)
 
 "test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; with ARGS it
 does neither.  "test", "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this
@@ -192,7 +193,7 @@ def demo(arguments: list[str]) -> int:
 
 
 #: The files in bench that are benchmarks; the others are parts of them.
-BENCHMARKS = ("resolve", "peers", "connections", "datapath", "flood", "soak", "sa", "guest")
+BENCHMARKS = ("resolve", "peers", "datagrams", "multicast", "connections", "datapath", "flood", "soak", "sa", "guest")
 
 
 def bench(arguments: list[str]) -> int:

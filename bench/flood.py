@@ -14,7 +14,7 @@ for a queue pair that exists ("qp") or does not ("no_qp"), "all" of these mixed,
 stranger knows the top byte of the server's numbers, as a peer does. The server's counters must account for what was
 sent. Its memory may not grow, and it may not log anything.
 
-Each packet is well-formed, has a right ICRC, and differs from all others. The server accepts whoever asks. Needs the
+Each packet is well-formed, has a right ICRC, and differs from all others. The server accepts every request. Needs the
 privilege to make network namespaces.
 """
 

@@ -206,14 +206,18 @@ def parse_fi_pingpong(output: str) -> float:
     return float(rows[0][6])
 
 
+def fi_transfer(provider: str, endpoint: str, size: int, iterations: int) -> float:
+    """Return half the round-trip time of fi_pingpong in microseconds."""
+    port = str(free_port())
+    options = ["-p", provider, "-e", endpoint, "-I", str(iterations), "-S", str(size)]
+    with serving(["fi_pingpong", "-B", port, *options]) as server:
+        await_listener(server, int(port))
+        return parse_fi_pingpong(client(["fi_pingpong", "-P", port, *options, HOST]))
+
+
 def fi_pingpong(provider: str, endpoint: str) -> Measure:
     def transfer(size: int, effort: float) -> float:
-        port = str(free_port())
-        iterations = str(times(FABRIC_ITERATIONS[size], effort))
-        options = ["-p", provider, "-e", endpoint, "-I", iterations, "-S", str(size)]
-        with serving(["fi_pingpong", "-B", port, *options]) as server:
-            await_listener(server, int(port))
-            return parse_fi_pingpong(client(["fi_pingpong", "-P", port, *options, HOST]))
+        return fi_transfer(provider, endpoint, size, times(FABRIC_ITERATIONS[size], effort))
 
     def measure(effort: float) -> Figures:
         latency = transfer(SMALL, effort)
@@ -264,18 +268,25 @@ def ucx_perftest(transports: str) -> Measure:
 # --- scripts beside this one --------------------------------------------------------------------------------
 
 
+@contextmanager
+def serving_script(name: str, *arguments: str) -> Iterator[str]:
+    """Run a script beside this one as a server, for the duration of the block; yield the port that it prints."""
+    with serving([sys.executable, str(HERE / name), *arguments]) as server:
+        assert server.stdout is not None
+        if not select.select([server.stdout], [], [], START)[0]:
+            raise PeerError(f"{name}: the server has not printed its port within {START:.0f} s")
+        port = server.stdout.readline().strip()
+        if not port:
+            raise PeerError(f"{name}: the server ended without output")
+        yield port
+
+
 def script(name: str) -> Measure:
     """A peer that is a script: ``NAME serve`` prints its port, ``NAME measure PORT EFFORT`` the figures as JSON."""
     command = [sys.executable, str(HERE / name)]
 
     def measure(effort: float) -> Figures:
-        with serving([*command, "serve"]) as server:
-            assert server.stdout is not None
-            if not select.select([server.stdout], [], [], START)[0]:
-                raise PeerError(f"{name}: the server has not printed its port within {START:.0f} s")
-            port = server.stdout.readline().strip()
-            if not port:
-                raise PeerError(f"{name}: the server ended without output")
+        with serving_script(name, "serve") as port:
             return Figures.from_json(client([*command, "measure", port, str(effort)]))
 
     return measure

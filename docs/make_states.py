@@ -91,7 +91,7 @@ def queue_pairs() -> list[str]:
     out.append("|---" * (len(QPState) + 1) + "|")
     for name, states, meaning in (
         ("receives", qpstate.RECV_STATES, {QPState.ERR: "flushed"}),
-        ("sends", qpstate.SEND_STATES, {QPState.ERR: "flushed", QPState.SQD: "kept for later"}),
+        ("sends", qpstate.SEND_STATES, {QPState.ERR: "flushed", QPState.SQE: "flushed", QPState.SQD: "kept for later"}),
     ):
         cells = [meaning.get(state, "yes") if state in states else "" for state in QPState]
         out.append(f"| {name} | " + " | ".join(cells) + " |")

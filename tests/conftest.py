@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Iterator
@@ -17,10 +18,13 @@ from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 # Assertions in these modules report the compared values, as in tests. Must precede their import.
 pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
 
+from support.examples import EXAMPLES  # noqa: E402
 from support.world import World  # noqa: E402
 
 # A time limit per example fails on a machine that is busy; pytest-timeout ends what hangs.
-settings.register_profile("no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.register_profile(
+    "no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None, max_examples=EXAMPLES
+)
 settings.load_profile("no deadline")
 
 
@@ -42,6 +46,12 @@ def _place(item: pytest.Item) -> tuple[bool, int]:
 def _is_emulated(nodeid: str) -> bool:
     """Whether the test runs in the machine that QEMU starts."""
     return nodeid.startswith("tests/interop/") and re.search(r"\[(.*-)?qemu[-\]]", nodeid) is not None
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from the garbage collector: many tests run it, and would pay for them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,6 +18,7 @@ import pytest
 from rdmacm.acm import AcmClient, Paths, paths_from_acm, paths_in_background
 from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.constants import PathFlag
+from rdmacm.progress import signals
 from rdmacm.proto.acm import MAX_ENDPOINTS, AcmReply, AcmStatus
 from rdmacm.proto.sa import PathData, PathRecord
 from support.acm import HERE, IB_PATH, THERE, Asked, Daemon, path_endpoint, reply
@@ -214,8 +215,13 @@ class TestFailingDaemon:
             thread.join()
         assert answers == [FOUND]
 
-    def test_interrupted_request_leaves_no_state(self, tmp_path: Path, client: AcmClient) -> None:
+    @pytest.mark.parametrize("providers", [0, 1])
+    def test_interrupted_request_leaves_no_state(self, tmp_path: Path, client: AcmClient, providers: int) -> None:
+        """Also while a provider is in use: handlers are deferred then, but where a call waits."""
         waiting, main = threading.Event(), threading.get_ident()
+        users = [object() for _ in range(providers)]
+        for user in users:
+            signals.guard(user)
 
         def interrupt() -> None:
             waiting.wait(30)
@@ -229,6 +235,8 @@ class TestFailingDaemon:
             thread.join()
             daemon.behave = with_one_path
             assert ask(client) == FOUND
+        for user in users:
+            signals.unguard(user)
 
 
 IB_SOURCE, IB_DESTINATION = SockAddrIB(HERE), SockAddrIB(THERE, pkey=0x8001)

@@ -19,6 +19,7 @@ from rdmacm.constants import EAI, PathFlag, PortSpace, RaiFlag
 from rdmacm.errors import RdmaError
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs.enums import QPType
+from support.examples import MANY_EXAMPLES
 from support.lookups import (
     ALL_ONES,
     FAMILY,
@@ -571,7 +572,7 @@ def _outcome(*args: Any, **kwargs: Any) -> list[AddrInfo] | RdmaError:
 
 
 class TestArbitraryArguments:
-    @settings(max_examples=300)
+    @settings(max_examples=MANY_EXAMPLES)
     @given(
         route=st.one_of(st.binary(max_size=300), st.integers(1, 4).flatmap(_structures)),
         hints=_likely_hints,
@@ -582,20 +583,20 @@ class TestArbitraryArguments:
     ) -> None:
         _check(_outcome(node, None, hints, route=route, provider=Reaching(), resolver=no_such_name()))
 
-    @settings(max_examples=300)
+    @settings(max_examples=MANY_EXAMPLES)
     @given(node=_texts, service=st.one_of(_texts, st.integers()), hints=st.one_of(st.none(), _hints))
     def test_arbitrary_arguments_give_an_answer_or_a_library_error(
         self, node: str | None, service: str | int | None, hints: AddrInfo | None
     ) -> None:
         _check(_outcome(node, service, hints, provider=Reaching(), resolver=no_such_name()))
 
-    @settings(max_examples=300)
+    @settings(max_examples=MANY_EXAMPLES)
     @given(hints=_hints)
     def test_arbitrary_hints_give_an_answer_or_a_library_error(self, hints: AddrInfo) -> None:
         _check(_outcome(None, None, hints, provider=Reaching(), resolver=no_such_name()))
 
     @glibc_only
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=MANY_EXAMPLES)
     @given(node=_texts, service=_texts, flags=_flags, hints=_hints)
     def test_arbitrary_numeric_hosts_give_an_answer_or_a_library_error(
         self, node: str | None, service: str | None, flags: int, hints: AddrInfo

@@ -48,6 +48,28 @@ def test_socket_peer() -> None:
 
 
 @pytest.mark.slow
+def test_datagrams() -> None:
+    done = run(
+        str(ROOT / "bench" / "datagrams.py"), "rdmacm", "sockets", "--rounds", "1", "--effort", "0.002", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    for found in json.loads(done.stdout)["peers"].values():
+        for name in ("half_round_trip_us", "half_round_trip_asleep_us", "sent"):
+            assert set(found[name]) == {"64", "1024"}
+            assert min(found[name].values()) > 0, name
+        assert all(0 < found["received"][size] <= found["sent"][size] for size in found["sent"])
+
+
+@pytest.mark.slow
+def test_multicast() -> None:
+    done = run(str(ROOT / "bench" / "multicast.py"), "--rounds", "1", "--effort", "0.01", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["per_second"]
+    assert len(found) == 5
+    assert min(found.values()) > 0
+
+
+@pytest.mark.slow
 def test_rdmacm_peer() -> None:
     done = run(str(PEERS), "rdmacm", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr

@@ -130,6 +130,19 @@ def test_arbitrary_datagrams_are_written_and_marked(tmp_path: Path, size: int) -
     assert b"the ICRC is wrong" in (tmp_path / "odd.pcapng").read_bytes()
 
 
+def test_flush_of_rxe_is_captured_with_its_identification(tmp_path: Path) -> None:
+    """Its ICRC is not that of the specification; a damaged one is marked as other packets are."""
+    flow = Icrc(V4[1], V4[0], SPORT)
+    flush = next(packet for packet in RC_PACKETS if packet.bth.opcode == Opcode.RC_FLUSH).pack()
+    of_rxe = flush + flow.seal_twice(flush, 0x1234)
+    path = tmp_path / "flush.pcapng"
+    with Capture(path) as capture:
+        for data in (of_rxe, flush + flow.seal([flush], 0x4321), of_rxe[:-1] + bytes([of_rxe[-1] ^ 1])):
+            capture.tap(False, *V4, SPORT, DPORT, memoryview(data), 0)
+    assert [one.identification for one in read(path)][:2] == [0x1234, 0x4321]
+    assert path.read_bytes().count(b"the ICRC is wrong") == 1
+
+
 class TestScapy:
     """Scapy as a reader."""
 
@@ -232,6 +245,7 @@ class TestWireshark:
                     sealed(ours.pack(), source)[-4:], "big"
                 )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("at", "trouble"), [(18, "checksum"), (40, "checksum"), (16, "length")], ids=["id", "udp", "length"]
     )

@@ -273,14 +273,25 @@ def test_application_queue_pairs_connect_and_are_rejected() -> None:
     rdma_destroy_event_channel(channel)
 
 
-def test_datagram_queue_pairs_are_unsupported() -> None:
+def test_datagram_to_oneself() -> None:
     id = rdma_create_id(None, None, cma.RDMA_PS_UDP)
     rdma_resolve_addr(id, None, ("127.0.0.1", 1), 2000)
-    attr = rdmacm.verbs.QPInitAttr(qp_type=cma.IBV_QPT_UD)
-    refused(lambda: cma.rdma_create_qp(id, None, attr), errno.EOPNOTSUPP)
-    address = rdmacm.verbs.AHAttr(is_global=True, gr=rdmacm.verbs.GlobalRoute(id.route.dgid, id.gid_index))
+    address = cma.ibv_ah_attr(is_global=1, port_num=1, grh=cma.ibv_global_route(id.route.dgid, id.gid_index))
     with rdmacm.verbs.AH(id.pd, address) as ah:
         refused(lambda: cma.rdma_post_ud_send(id, None, b"x", 1, None, cma.IBV_SEND_INLINE, ah, 1))
+        cap = cma.ibv_qp_cap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1, max_inline_data=16)
+        cma.rdma_create_qp(id, None, cma.ibv_qp_init_attr(qp_type=cma.IBV_QPT_UD, cap=cap))
+        assert id.qp is not None
+        buffer = bytearray(50)
+        mr = cma.rdma_reg_msgs(id, buffer, 50)
+        cma.rdma_post_recv(id, 7, buffer, 50, mr)
+        cma.rdma_post_ud_send(id, None, b"myself", 6, None, cma.IBV_SEND_INLINE, ah, id.qp.qp_num)
+        wc = cma.rdma_get_recv_comp(id)
+        assert (wc.wr_id, wc.byte_len, wc.src_qp, bytes(buffer[40:46])) == (7, 46, id.qp.qp_num, b"myself")
+        with cma.ibv_create_ah_from_wc(id.pd, wc, buffer, 1) as back:
+            assert back.attr.gr.dgid == id.route.dgid
+        cma.rdma_destroy_qp(id)
+        cma.rdma_dereg_mr(mr)
     rdma_destroy_id(id)
 
 
@@ -306,15 +317,15 @@ def run_examples(server_args: list[str], client_args: list[str]) -> tuple[str, s
 
 
 @pytest.mark.parametrize("pair", ["rdma_{}", "rdma_x{}"])
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 def test_example_programs_exchange_a_message(address: str, pair: str) -> None:
     at_server, at_client = pair.format("server"), pair.format("client")
     outputs = run_examples([at_server, "-s", address], [at_client, "-s", address])
     assert outputs == (f"{at_server}: end\n", f"{at_client}: end\n")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-@pytest.mark.parametrize("size", ["26", "64", "20000"])
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["26", *(pytest.param(size, marks=pytest.mark.slow) for size in ("64", "20000"))])
 def test_example_rping_pings(address: str, size: str) -> None:
     common = ["-a", address, "-S", size, "-v"]
     served, pinged = run_examples(["rping", "-s", *common], ["rping", "-c", "-C", "3", *common])

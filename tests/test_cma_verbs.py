@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import rdmacm
 from rdmacm import cma
+from rdmacm.cma import refused as cma_refused
 from rdmacm.cma import structures
 
 
@@ -158,6 +161,13 @@ def test_devices_are_listed_opened_and_queried() -> None:
     assert cma.ibv_get_device_guid(device) == device.node_guid
     with loopback_context() as context:
         assert cma.ibv_query_device(context).max_qp > 0
+        assert cma.ibv_query_device_ex(context).orig_attr == cma.ibv_query_device(context)
+        found = cma.ibv_query_device_ex(context)
+        assert not found.odp_caps.general_caps & (cma.IBV_ODP_SUPPORT | cma.IBV_ODP_SUPPORT_IMPLICIT)
+        assert not found.tm_caps.flags & cma.IBV_TM_CAP_RC
+        assert cma.ibv_is_qpt_supported(cma.ibv_query_device_ex(context).tso_caps.supported_qpts, cma.IBV_QPT_UD) == 0
+        assert cma.ibv_is_qpt_supported(1 << cma.IBV_QPT_UD, cma.IBV_QPT_UD) == 1
+        refused(lambda: cma.ibv_query_rt_values_ex(context, cma.IBV_VALUES_MASK_RAW_CLOCK), errno.EOPNOTSUPP)
         port = cma.ibv_query_port(context, 1)
         assert (port.state, port.link_layer) == (cma.IBV_PORT_ACTIVE, cma.IBV_LINK_LAYER_ETHERNET)
         gid = cma.ibv_query_gid(context, 1, 0)
@@ -168,12 +178,16 @@ def test_devices_are_listed_opened_and_queried() -> None:
 
 
 def connected(
-    context: rdmacm.Context, pd: rdmacm.verbs.PD, cq: rdmacm.verbs.CQ, srq: rdmacm.verbs.SRQ | None = None
-) -> list[rdmacm.verbs.QP]:
-    """Two queue pairs of one device that are each other's peer."""
+    context: rdmacm.Context,
+    pd: rdmacm.verbs.PD,
+    cq: rdmacm.verbs.CQ,
+    srq: rdmacm.verbs.SRQ | None = None,
+    pair: Sequence[rdmacm.verbs.QP] = (),
+) -> Sequence[rdmacm.verbs.QP]:
+    """Two queue pairs of one device that are each other's peer; those of ``pair``, if there are any."""
     attr_of_both = init_attr(cq)
     attr_of_both.srq = srq
-    pair = [cma.ibv_create_qp(pd, attr_of_both) for _ in range(2)]
+    pair = pair or [cma.ibv_create_qp(pd, attr_of_both) for _ in range(2)]
     for qp, peer in zip(pair, reversed(pair), strict=True):
         attr = cma.ibv_qp_attr()
         attr.qp_state = cma.IBV_QPS_INIT
@@ -242,6 +256,62 @@ def test_work_requests_are_posted_and_completed() -> None:
         cma.ibv_dealloc_pd(pd)
 
 
+def test_extended_queue_pairs_post_and_complete() -> None:
+    with loopback_context() as context:
+        pd = cma.ibv_alloc_pd(context)
+        cq = cma.ibv_create_cq_ex(context, cma.ibv_cq_init_attr_ex(cqe=8, wc_flags=cma.IBV_WC_STANDARD_FLAGS))
+        assert cma.ibv_cq_ex_to_cq(cq) is cq
+        attr = cma.ibv_qp_init_attr_ex(
+            send_cq=cq,
+            recv_cq=cq,
+            cap=cma.ibv_qp_cap(8, 8, 2, 2, 16),
+            comp_mask=cma.IBV_QP_INIT_ATTR_PD | cma.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            pd=pd,
+            send_ops_flags=cma.IBV_QP_EX_WITH_SEND | cma.IBV_QP_EX_WITH_RDMA_WRITE,
+        )
+        made = [cma.ibv_create_qp_ex(context, attr) for _ in range(2)]
+        a, b = connected(context, pd, cq, pair=made)
+        mr = cma.ibv_reg_mr(pd, bytearray(b"12345678"), 8, cma.IBV_ACCESS_LOCAL_WRITE | cma.IBV_ACCESS_REMOTE_WRITE)
+        cma.ibv_post_recv(b, cma.ibv_recv_wr(wr_id=1, sg_list=[cma.ibv_sge(mr.addr + 4, 4, mr.lkey)]))
+        qp = cma.ibv_qp_to_qp_ex(a)
+        cma.ibv_wr_start(qp)
+        cma.ibv_wr_abort(qp)
+        cma.ibv_wr_start(qp)
+        qp.wr_id, qp.wr_flags = 2, cma.IBV_SEND_SIGNALED
+        cma.ibv_wr_rdma_write(qp, mr.rkey, mr.addr)
+        cma.ibv_wr_set_inline_data_list(qp, 1, [cma.ibv_data_buf(b"ab--", 2)])
+        qp.wr_id = 3
+        cma.ibv_wr_send(qp)
+        cma.ibv_wr_set_sge(qp, mr.lkey, mr.addr + 2, 2)
+        cma.ibv_wr_complete(qp)
+        read: dict[int, tuple[int, int]] = {}
+        while len(read) < 3:
+            assert cq.wait(10)
+            assert cma.ibv_start_poll(cq, cma.ibv_poll_cq_attr()) == 0
+            assert cq.status == cma.IBV_WC_SUCCESS
+            read[cq.wr_id] = (cma.ibv_wc_read_opcode(cq), cma.ibv_wc_read_qp_num(cq))
+            assert cma.ibv_wc_read_wc_flags(cq) == cma.ibv_wc_read_vendor_err(cq) == 0
+            cma.ibv_end_poll(cq)
+        assert read == {
+            1: (cma.IBV_WC_RECV, b.qp_num),
+            2: (cma.IBV_WC_RDMA_WRITE, a.qp_num),
+            3: (cma.IBV_WC_SEND, a.qp_num),
+        }
+        assert mr.read(8) == b"ab343478"
+        for qp in made:
+            cma.ibv_destroy_qp(qp)
+        plain = connected(context, pd, cq)
+        assert cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_RDMA_WRITE, 0) == 0
+        refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], 99, 0))
+        refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_SEND, 1))
+        refused(lambda: cma.ibv_qp_to_qp_ex(plain[0]), errno.EOPNOTSUPP)
+        for each in plain:
+            cma.ibv_destroy_qp(each)
+        cma.ibv_dereg_mr(mr)
+        cma.ibv_destroy_cq(cq)
+        cma.ibv_dealloc_pd(pd)
+
+
 def test_shared_receive_queue_reports_its_limit() -> None:
     with loopback_context() as context:
         pd = cma.ibv_alloc_pd(context)
@@ -252,6 +322,10 @@ def test_shared_receive_queue_reports_its_limit() -> None:
         cma.ibv_post_srq_recv(srq, [cma.ibv_recv_wr(sg_list=[cma.ibv_sge(mr.addr, 8, mr.lkey)])] * 2)
         cma.ibv_modify_srq(srq, cma.ibv_srq_attr(srq_limit=2), cma.IBV_SRQ_LIMIT)
         assert (cma.ibv_query_srq(srq).srq_limit, cma.ibv_query_srq(srq).max_wr) == (2, 4)
+        cma.ibv_modify_srq(srq, cma.ibv_srq_attr(max_wr=9), cma.IBV_SRQ_MAX_WR)
+        assert (cma.ibv_query_srq(srq).srq_limit, cma.ibv_query_srq(srq).max_wr) == (2, 9)
+        cma.ibv_resize_cq(cq, 3)
+        assert cq.cqe == 3
         cma.ibv_post_send(pair[0], cma.ibv_send_wr(opcode=cma.IBV_WR_SEND, send_flags=cma.IBV_SEND_SIGNALED))
         assert cq.wait(10)
         event = cma.ibv_get_async_event(context)
@@ -290,3 +364,23 @@ def test_texts_and_rates_are_those_of_libibverbs() -> None:
     assert (cma.mult_to_ibv_rate(16), cma.mult_to_ibv_rate(-1)) == (cma.IBV_RATE_40_GBPS, cma.IBV_RATE_MAX)
     assert (cma.mbps_to_ibv_rate(25781), cma.mbps_to_ibv_rate(1)) == (cma.IBV_RATE_25_GBPS, cma.IBV_RATE_MAX)
     assert cma.ibv_flow_label_to_udp_sport(0xFFFFF) == 0xC000 | 0x3FC0
+
+
+# -- calls that no device supports ----------------------------------------------------------------------
+
+
+def test_calls_that_no_device_supports_are_refused_as_on_rxe() -> None:
+    with (
+        loopback_context() as context,
+        cma.ibv_alloc_pd(context) as pd,
+        cma.ibv_create_cq(context, 4) as cq,
+        cma.ibv_create_qp(pd, init_attr(cq)) as qp,
+        cma.ibv_create_srq(pd, rdmacm.verbs.SrqInitAttr()) as srq,
+    ):
+        objects = {"context": context, "pd": pd, "cq": cq, "qp": qp, "srq": srq}
+        for name in cma_refused.__all__:
+            function = getattr(cma, name)
+            arguments = [objects.get(each, 0) for each in inspect.signature(function).parameters]
+            error = refused(partial(function, *arguments), errno.EOPNOTSUPP)
+            assert error.step == name.removeprefix("ibv_")
+    refused(qp.query_ece, errno.EBADF)

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.enums import (
+    AccessFlag,
+    PlacementType,
+    QPAttrMask,
+    QPState,
+    SelectivityLevel,
+    SendFlag,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
 from rdmacm.verbs.enums import (
+    DeviceCapFlag,
     GidType,
     LinkLayer,
     MigState,
@@ -30,6 +42,8 @@ def test_work_request_values_are_those_of_c() -> None:
     assert [opcode.value for opcode in WROpcode] == [*range(11), 14, 15]
     assert (WROpcode.SEND, WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.SEND_WITH_INV) == (2, 6, 9)
     assert [flag.value for flag in SendFlag] == [1, 2, 4, 8, 16]
+    assert {flag.name: flag.value for flag in PlacementType} == {"GLOBAL": 1, "PERSISTENT": 2}
+    assert {level.name: level.value for level in SelectivityLevel} == {"RANGE": 0, "MR": 1}
 
 
 def test_queue_pair_values_are_those_of_c() -> None:
@@ -58,6 +72,8 @@ def test_device_and_port_values_are_those_of_c() -> None:
     assert values(Mtu) == {f"MTU_{128 << code}": code for code in range(1, 6)}
     assert values(MigState) == {"MIGRATED": 0, "REARM": 1, "ARMED": 2}
     assert {flag.name: flag.value for flag in SrqAttrMask} == {"MAX_WR": 1, "LIMIT": 2}
+    beyond = {flag.name: flag.value.bit_length() - 1 for flag in DeviceCapFlag if flag.value >> 32}
+    assert list(beyond.items()) == [("FLUSH_GLOBAL", 38), ("FLUSH_PERSISTENT", 39), ("ATOMIC_WRITE", 40)]
     types = {"RC": 2, "UC": 3, "UD": 4, "RAW_PACKET": 8, "XRC_SEND": 9, "XRC_RECV": 10, "DRIVER": 255}
     assert values(QPType) == types
 

@@ -29,7 +29,7 @@ from rdmacm.proto.cm.messages import RTU, pack_message
 from rdmacm.proto.sa import client as sa_client
 from rdmacm.proto.sa.client import SaClient
 from rdmacm.soft import host as soft_host
-from rdmacm.soft.device import async_events, gsi, memory, multiplexer
+from rdmacm.soft.device import async_events, datagram_queue_pair, groups, gsi, memory, multiplexer
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR as ATTR
 from rdmacm.soft.ids import identifier
 from rdmacm.soft.wire import forwarding, group_names, port_group, sockets, source, udp
@@ -63,6 +63,7 @@ TEXT = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
 VALUES: dict[str, tuple[int | float | str, ...]] = {
     "queue pairs of a process": (multiplexer.MAX_QP, ATTR.max_qp),
     "memory regions": (ATTR.max_mr,),
+    "memory windows": (ATTR.max_mw,),
     "protection domains": ("UNLIMITED",),
     "work requests": (ATTR.max_qp_wr, ATTR.max_srq_wr),
     "scatter/gather": (ATTR.max_sge, ATTR.max_sge_rd, ATTR.max_srq_sge),
@@ -71,6 +72,10 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "RDMA READs": (ATTR.max_qp_rd_atom, ATTR.max_qp_init_rd_atom),
     "P_Keys": (ATTR.max_pkeys,),
     "path MTU": (4096,),
+    "bytes of a datagram": (4096,),
+    "multicast groups": (groups.MAX_GROUPS,),
+    "attached queue pairs": (groups.MAX_GROUP_QPS,),
+    "senders": (datagram_queue_pair._MAX_FLOWS,),
     "asynchronous events": (async_events.MAX_EVENTS,),
     "queue pairs that are closed": (multiplexer._FREED_QPNS,),
     "regions that are deregistered": (memory._FREED_KEYS,),

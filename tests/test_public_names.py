@@ -23,7 +23,7 @@ SOURCES = Path(rdmacm.__file__).parent
 #: The public modules, as docs/architecture.md and the package's docstring name them.
 PUBLIC = ["rdmacm", "rdmacm.aio", "rdmacm.cma", "rdmacm.explanation", "rdmacm.ib", "rdmacm.testing", "rdmacm.verbs"]
 #: Those with a list of their names, and the longest page of help() in lines.
-INDEXES = {"rdmacm": 130, "rdmacm.ib": 60, "rdmacm.testing": 90, "rdmacm.verbs": 80}
+INDEXES = {"rdmacm": 130, "rdmacm.ib": 60, "rdmacm.testing": 90, "rdmacm.verbs": 90}
 #: The modules with the interfaces for other providers, networks and wires. Users can import their types.
 INTERFACES = ["rdmacm.provider", "rdmacm.verbs.backend", "rdmacm.net", "rdmacm.soft.wire.base"]
 #: The classes whose objects only the package makes. Their constructors take internal objects.

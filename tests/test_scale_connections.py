@@ -16,6 +16,7 @@ COUNT = 1000
 SCRIPT = Path(__file__).parent.parent / "bench" / "connections.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
 def test_thousand_open_connections_need_no_descriptors_of_their_own() -> None:
     done = subprocess.run(

@@ -8,13 +8,26 @@ from pathlib import Path
 import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel, capture
-from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, SendFlag, SendWR, WCStatus, WROpcode
+from rdmacm.verbs import (
+    MR,
+    MW,
+    AccessFlag,
+    MWBindInfo,
+    MWType,
+    QPCap,
+    QPInitAttr,
+    SendFlag,
+    SendWR,
+    WCStatus,
+    WROpcode,
+)
 from support.pcap import frames
 from support.tshark import dissect, needs_tshark
 
 E = CmEventType
 SIGNALED, INLINE = SendFlag.SIGNALED, SendFlag.INLINE
 EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+EVERYTHING |= AccessFlag.MW_BIND
 LONG = 10_000
 
 
@@ -29,6 +42,7 @@ class Ends:
         self.listener.listen()
         self.ids = [self.listener]
         self.regions: list[MR] = []
+        self.windows: list[MW] = []
 
     def event(self, kind: CmEventType) -> CmEvent:
         with self.channel.get_event(timeout=20) as event:
@@ -38,6 +52,15 @@ class Ends:
     def region(self, cmid: CmId, size: int, access: AccessFlag = EVERYTHING) -> MR:
         self.regions.append(MR(cmid.pd, bytearray(size), access))
         return self.regions[-1]
+
+    def window(self, cmid: CmId, region: MR) -> int:
+        """The key of a memory window that the peer may invalidate."""
+        window = MW(cmid.pd, MWType.TYPE_2)
+        self.windows.append(window)
+        bind = SendWR(1, WROpcode.BIND_MW)
+        bind.set_bind_wr(window, MWBindInfo(region, region.addr, region.length, AccessFlag.REMOTE_WRITE))
+        self.post(cmid, bind)
+        return window.rkey
 
     def asked(self) -> tuple[CmId, CmId]:
         """Connect: (the id that connects, the id of its request)."""
@@ -69,8 +92,8 @@ class Ends:
     def close(self) -> None:
         for cmid in reversed(self.ids):
             cmid.destroy()
-        for region in self.regions:
-            region.close()
+        for each in (*self.windows, *self.regions):
+            each.close()
         self.channel.close()
 
 
@@ -79,8 +102,6 @@ def converse(host: str) -> None:
     ends = Ends(host)
     active, passive = ends.connected()
     inbox, memory, local = ends.region(passive, LONG), ends.region(passive, LONG), ends.region(active, LONG)
-    revocable = ends.region(passive, 64)
-    another = ends.region(passive, 64)
     rkey, addr = memory.rkey, memory.addr + (-memory.addr & 7)
     whole = [local.sge()]
 
@@ -94,8 +115,8 @@ def converse(host: str) -> None:
     send(SendWR(1, WROpcode.SEND, whole))
     send(SendWR(1, WROpcode.SEND_WITH_IMM, [b"hello"], INLINE | SendFlag.SOLICITED, imm_data=7))
     send(SendWR(1, WROpcode.SEND_WITH_IMM, whole, imm_data=7))
-    send(SendWR(1, WROpcode.SEND_WITH_INV, [b"bye"], INLINE, invalidate_rkey=revocable.rkey))
-    send(SendWR(1, WROpcode.SEND_WITH_INV, whole, invalidate_rkey=another.rkey))
+    send(SendWR(1, WROpcode.SEND_WITH_INV, [b"bye"], INLINE, invalidate_rkey=ends.window(passive, memory)))
+    send(SendWR(1, WROpcode.SEND_WITH_INV, whole, invalidate_rkey=ends.window(passive, memory)))
     for opcode in (WROpcode.RDMA_WRITE, WROpcode.RDMA_READ):
         for size in (LONG - 8, 5, 0):
             ends.post(active, SendWR(2, opcode, [local.sge(0, size)] if size else [], remote_addr=addr, rkey=rkey))
@@ -128,7 +149,7 @@ def converse(host: str) -> None:
     ends.close()
 
 
-@pytest.fixture(params=["127.0.0.1", "::1"])
+@pytest.fixture(params=["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "live.pcapng"
     with capture(path):

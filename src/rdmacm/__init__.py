@@ -42,6 +42,7 @@ Constants
     RaiFlag, EAI             flags of getaddrinfo(), and the errors of GaiError
     CmEventType              types of events
     OptionLevel, IdOption, IbOption         arguments of CmId.set_option()
+    McJoinFlag               how CmId.join_multicast_ex() joins a group
     PathFlag                 flags of PathData
 
 Errors: each is an RdmaError, and also the built-in OSError subclass that fits
@@ -110,6 +111,7 @@ from rdmacm.constants import AddressFamily as AddressFamily
 from rdmacm.constants import CmEventType as CmEventType
 from rdmacm.constants import IbOption as IbOption
 from rdmacm.constants import IdOption as IdOption
+from rdmacm.constants import McJoinFlag as McJoinFlag
 from rdmacm.constants import OptionLevel as OptionLevel
 from rdmacm.constants import PathFlag as PathFlag
 from rdmacm.constants import PortSpace as PortSpace

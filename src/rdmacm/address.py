@@ -26,6 +26,7 @@ __all__ = [
     "SockAddrIB",
     "format_address",
     "is_link_local",
+    "is_multicast",
     "lookup_address",
     "parse_address",
     "service_id",
@@ -162,7 +163,7 @@ class InetAddr(NamedTuple):
 
     @property
     def is_multicast(self) -> bool:
-        return self.ip[0] & 0xF0 == 0xE0 if self.family == AF_INET else self.ip[0] == 0xFF
+        return is_multicast(self.ip)
 
     @property
     def host(self) -> str:
@@ -196,6 +197,11 @@ Address: TypeAlias = InetAddr | SockAddrIB
 def is_link_local(packed: bytes) -> bool:
     """Whether a packed IP address is a link-local one of IPv6 (RFC 4291: fe80::/10)."""
     return len(packed) == 16 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
+
+
+def is_multicast(packed: bytes) -> bool:
+    """Whether a packed IP address is a multicast group: 224.0.0.0/4 or ff00::/8."""
+    return packed[0] & 0xF0 == 0xE0 if len(packed) == 4 else packed[0] == 0xFF
 
 
 def scope_index(text: str) -> int:

@@ -76,7 +76,6 @@ class Trigger(Enum):
     ROUTE_DONE = "route resolved"
     ROUTE_FAILED = "route resolution failed"
     CONNECT_REFUSED = "connect could not start"
-    LISTEN_REFUSED = "listen could not start"
     DISCONNECTED = "peer disconnected"
     DEVICE_GONE = "device removed"
 
@@ -126,9 +125,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
         _T.REJECT: _S.DISCONNECT,
         _T.NOTIFY: _S.DISCONNECT,
     },
-    _S.LISTEN: {
-        _T.LISTEN_REFUSED: _S.ADDR_BOUND,
-    },
+    _S.LISTEN: {},
     _S.ADDRINFO_QUERY: {
         _T.SERVICE_DONE: _S.ADDRINFO_RESOLVED,
         _T.SERVICE_FAILED: _S.ADDR_BOUND,

@@ -50,8 +50,9 @@ class ConnParam:
 class UdParam:
     """``struct rdma_ud_param``: the parameters in an event of a datagram id.
 
-    ``private_data`` is the whole field of the message, padded with zeros. The peer is reached by ``ah_attr``, an
-    address vector, its queue pair number ``qp_num``, 24 bits, and its Q_Key ``qkey``, 32 bits.
+    ``private_data`` is the whole field of the message, padded with zeros. In ESTABLISHED, the peer is reached by
+    ``ah_attr``, an address vector, its queue pair number ``qp_num``, 24 bits, and its Q_Key ``qkey``, 32 bits. In
+    CONNECT_REQUEST and UNREACHABLE these are empty.
     """
 
     private_data: bytes

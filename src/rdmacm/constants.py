@@ -102,6 +102,13 @@ class IbOption(IntEnum):
     PATH = 1
 
 
+class McJoinFlag(IntEnum):
+    """``join_flags`` of rdma_join_multicast_ex(3): send and receive, or only send."""
+
+    FULLMEMBER = 0
+    SENDONLY_FULLMEMBER = 1
+
+
 class PathFlag(IntFlag):
     """``flags`` of struct ibv_path_data."""
 

@@ -10,8 +10,10 @@ from enum import IntEnum, IntFlag
 
 __all__ = [
     "AccessFlag",
+    "PlacementType",
     "QPAttrMask",
     "QPState",
+    "SelectivityLevel",
     "SendFlag",
     "WCFlag",
     "WCOpcode",
@@ -99,9 +101,9 @@ class WROpcode(IntEnum):
 class SendFlag(IntFlag):
     """``enum ibv_send_flags`` (ibv_post_send(3)).
 
-    FENCE: start only after earlier READs and atomics have completed. SIGNALED: generate a completion for success too.
-    SOLICITED: the receive completes with a solicited event. INLINE: the data is copied at once and needs no memory
-    region. IP_CSUM: the device computes the IP checksum.
+    FENCE: start only after earlier READs, atomics, FLUSHes and ATOMIC WRITEs have completed. SIGNALED: generate a
+    completion for success too. SOLICITED: the receive completes with a solicited event. INLINE: the data is copied at
+    once and needs no memory region. IP_CSUM: the device computes the IP checksum.
     """
 
     FENCE = 1
@@ -109,6 +111,23 @@ class SendFlag(IntFlag):
     SOLICITED = 1 << 2
     INLINE = 1 << 3
     IP_CSUM = 1 << 4
+
+
+class PlacementType(IntFlag):
+    """``enum ibv_placement_type``: what FLUSH does for memory that was written before (ibv_wr_post(3)).
+
+    GLOBAL: every reader of the host sees it. PERSISTENT: it survives a loss of power.
+    """
+
+    GLOBAL = 1
+    PERSISTENT = 1 << 1
+
+
+class SelectivityLevel(IntEnum):
+    """``enum ibv_selectivity_level``: which memory FLUSH is for: the named range, or the whole region of its key."""
+
+    RANGE = 0
+    MR = 1
 
 
 class WCStatus(IntEnum):

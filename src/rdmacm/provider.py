@@ -85,6 +85,7 @@ from rdmacm.constants import CmEventType
 from rdmacm.counters import Counters
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
+from rdmacm.multicast import GroupJoin, MulticastBackend
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import QPAttr
@@ -169,11 +170,12 @@ class QueuedEvent(NamedTuple):
       to 8 (no listener), 28 (the application refused) or another. ``param`` has the private data, ``message`` the
       reason in words.
     - UNREACHABLE: -ETIMEDOUT, or what the network reports: -ECONNREFUSED, -EHOSTUNREACH, -ENETUNREACH, -EACCES ...,
-      with ``message``; of a datagram id also the positive status of the SIDR_REP (12.11.2.1). -ETIMEDOUT of a connected
-      id: the peer has another hardware address, and the connection stays.
+      with ``message``; of a datagram id also the positive status of the SIDR_REP (12.11.2.1), with ``param``. A
+      connected id's -ETIMEDOUT: the peer has another hardware address, and the connection stays.
     - CONNECT_ERROR: ``status``, ``message``.
     - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
     - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.
+    - MULTICAST_JOIN, MULTICAST_ERROR: ``join``, and as :class:`rdmacm.multicast.MulticastBackend` says.
     - USER: the application's ``status`` and ``arg``.
     """
 
@@ -194,6 +196,8 @@ class QueuedEvent(NamedTuple):
     param: ConnParam | UdParam | None = None
     #: The id that a CONNECT_REQUEST has made: in state CONNECT, its addresses, device, GIDs and path set.
     new_id: IdBackend | None = None
+    #: The join of a multicast group that the event is about.
+    join: GroupJoin | None = None
 
 
 class EventQueue(Protocol):
@@ -277,7 +281,7 @@ class RouteChoice(NamedTuple):
     path: PathRecord | None
 
 
-class IdBackend(Protocol):
+class IdBackend(MulticastBackend, Protocol):
     """One rdma_cm_id inside a provider. The tables of :mod:`rdmacm.cmstate` have the states that allow each call.
 
     The API reads the attributes at any time, without the lock; after :meth:`destroy` they may be as they were or as at
@@ -590,11 +594,7 @@ def get_provider(provider: str | Provider | None = None) -> Provider:
         module = _MODULES.get(name)
         if module is None:
             origin = "argument" if provider else f"environment variable {ENVIRONMENT}"
-            raise cm_error(
-                errno.ENODEV,
-                f"no provider {name!r} (from the {origin})",
-                "provider",
-                hint=f"one of: {', '.join(sorted(_MODULES))}",
-            )
+            text, hint = f"no provider {name!r} (from the {origin})", f"one of: {', '.join(sorted(_MODULES))}"
+            raise cm_error(errno.ENODEV, text, "provider", hint=hint)
         opener = _openers[name] = cast("Callable[[], Provider]", importlib.import_module(module).open_provider)
     return opener()

@@ -21,8 +21,17 @@ class Memory(Protocol):
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
         """Return the ``length`` bytes at ``address``; None when the key, the range or the permission is wrong."""
 
+    def permits(self, rkey: int, access: AccessFlag) -> bool:
+        """Whether the whole region of a key may be accessed so; False when the key or the permission is wrong."""
+
     def invalidate(self, rkey: int) -> bool:
-        """Invalidate a remote key for a SEND with invalidate; False for an unknown key or one that must stay valid."""
+        """Invalidate a remote key, for SEND_WITH_INV of the peer and for LOCAL_INV.
+
+        False for an unknown key, and for one that must stay valid.
+        """
+
+    def bind(self, bind: object) -> bool:
+        """Bind a memory window as :attr:`SendWork.bind` says; False where the window or the region forbids it."""
 
 
 @dataclass(slots=True)
@@ -36,15 +45,15 @@ class SendWork:
     #: Returned in the completion.
     wr_id: int
     opcode: WROpcode
-    #: Local buffers: the source of SEND and WRITE, the destination of READ and atomics.
+    #: Local buffers: the source of SEND, WRITE and ATOMIC WRITE, the destination of READ and atomics.
     segments: Sequence[memoryview] = ()
     #: Whether success generates a completion. Failure always does.
     signaled: bool = True
     #: Whether the peer's completion is a solicited event.
     solicited: bool = False
-    #: Whether the request starts only after earlier READs and atomics have completed.
+    #: Whether the request starts only after earlier READs, atomics, FLUSHes and ATOMIC WRITEs have completed.
     fence: bool = False
-    #: READ, WRITE and atomics: virtual address and key of the peer's memory.
+    #: READ, WRITE, atomics, FLUSH and ATOMIC WRITE: virtual address and key of the peer's memory.
     remote_addr: int = 0
     rkey: int = 0
     #: Immediate data: the number whose four bytes are sent in network order.
@@ -53,19 +62,28 @@ class SendWork:
     compare_add: int = 0
     #: Operand of COMPARE & SWAP: the value to store.
     swap: int = 0
-    #: The remote key that SEND_WITH_INV invalidates.
+    #: The remote key that SEND_WITH_INV or LOCAL_INV invalidates.
     invalidate_rkey: int = 0
+    #: BIND_MW: what to bind to what, for :meth:`Memory.bind`.
+    bind: object = None
+    #: FLUSH: bytes of the peer's memory, bits of ``PlacementType``, and a value of ``SelectivityLevel``.
+    flush: tuple[int, int, int] = (0, 0, 0)
+    #: XRC: the number of the peer's shared receive queue, 24 bits.
+    remote_srqn: int = 0
 
     # The requester sets the following fields when it starts the request. An object is posted only once.
-    #: Bytes of the message, or of the response to a READ.
+    #: Bytes of the message, of the response to a READ, or that a FLUSH names.
     length: int = field(init=False, repr=False, compare=False)
     #: PSN of the first and of the last packet. A READ uses as many PSNs as its response has packets.
     first_psn: int = field(init=False, repr=False, compare=False)
     last_psn: int = field(init=False, repr=False, compare=False)
     #: READ: number of bytes of the response that have arrived.
     received_bytes: int = field(init=False, repr=False, compare=False)
-    #: READ and atomics: number of packets of the response that have been requested.
+    #: READ, atomics and ATOMIC WRITE: number of packets of the response that have been requested. FLUSH: how often the
+    #: request was sent.
     requested_packets: int = field(init=False, repr=False, compare=False)
+    #: FLUSH: whether the last request had rxe's ICRC.
+    had_icrc_twice: bool = field(init=False, repr=False, compare=False)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ import pytest
 from rdmacm import (
     CmEventType,
     CmId,
-    CmRejectedError,
     CmStateError,
     ConnParam,
     Ece,
@@ -22,7 +21,6 @@ from rdmacm import (
     PortSpace,
     QPType,
     State,
-    UdParam,
 )
 from rdmacm.testing import Verdict, nth
 from rdmacm.verbs import CQ, Mtu, QPAttrMask, QPCap, QPInitAttr, QPState, SendFlag
@@ -485,49 +483,6 @@ def test_ece_is_not_for_ids_with_a_queue_pair(both: Ends) -> None:
     cmid.create_qp()
     refused(lambda: cmid.set_local_ece(Ece(1, 1)))
     refused(cmid.get_remote_ece)
-
-
-# -- datagrams: service resolution only, without queue pairs --------------------------------------------
-
-
-def test_sidr_resolves_a_service(both: Ends) -> None:
-    both.b.listen(B, port_space=PortSpace.UDP)
-    active = both.a.resolve(B, port_space=PortSpace.UDP)
-    refused(lambda: active.connect(ConnParam(b"x" * 181)))
-    active.connect(ConnParam(b"x" * 180))
-    request = both.b.event(E.CONNECT_REQUEST)
-    assert request.private_data == b"x" * 180
-    refused(lambda: request.id.accept(ConnParam(b"y" * 137)))
-    request.id.accept(ConnParam(b"y" * 136, qp_num=0x10055, qkey=0x77))
-    event = both.a.event(E.ESTABLISHED)
-    assert isinstance(event.param, UdParam)
-    assert (event.param.qp_num, event.param.qkey, event.private_data) == (0x10055, 0x77, b"y" * 136)
-    active.disconnect()
-    both.fabric.run(seconds=1)
-    assert both.b.quiet(), "the passive side gets no further event"
-
-
-def test_sidr_rejection_raises_unreachable(both: Ends) -> None:
-    both.b.listen(B, port_space=PortSpace.UDP)
-    active = both.a.resolve(B, port_space=PortSpace.UDP)
-    active.connect()
-    request = both.b.event(E.CONNECT_REQUEST)
-    refused(lambda: request.id.reject(b"n" * 137))
-    request.id.reject(b"no")
-    event = both.a.event(E.UNREACHABLE)
-    assert event.status == 2
-    assert isinstance(event.error, ConnectionRefusedError)
-    with CmId(None, PortSpace.UDP, provider=both.a.provider) as cmid:
-        cmid.resolve_addr((B, PORT + 1))
-        cmid.resolve_route()
-        with pytest.raises(CmRejectedError, match="nobody listens") as error:
-            cmid.connect()
-        assert error.value.reason == 1
-
-
-def test_datagram_queue_pairs_are_unsupported(both: Ends) -> None:
-    cmid = both.a.resolve(B, port_space=PortSpace.UDP)
-    refused(lambda: cmid.create_qp(QPInitAttr(qp_type=QPType.UD)), errno.EOPNOTSUPP)
 
 
 def test_state_errors_name_the_state(both: Ends) -> None:

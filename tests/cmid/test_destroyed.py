@@ -73,6 +73,9 @@ CALLS: dict[str, Callable[[CmId, Arguments], object]] = {
     "connect with a queue pair": lambda cmid, _: cmid.connect(ConnParam(qp_num=7)),
     "establish": lambda cmid, _: cmid.establish(),
     "notify": lambda cmid, _: cmid.notify(4),
+    "join_multicast": lambda cmid, _: cmid.join_multicast(("239.1.2.3", 0)),
+    "join_multicast_ex": lambda cmid, _: cmid.join_multicast_ex(("239.1.2.3", 0), 1),
+    "leave_multicast": lambda cmid, _: cmid.leave_multicast(("239.1.2.3", 0)),
     "disconnect": lambda cmid, _: cmid.disconnect(),
     "set_local_ece": lambda cmid, _: cmid.set_local_ece(Ece(1, 0)),
     "get_remote_ece": lambda cmid, _: cmid.get_remote_ece(),
@@ -101,6 +104,7 @@ CALLS: dict[str, Callable[[CmId, Arguments], object]] = {
 
 #: Calls that have another name in errors.
 STEPS = {
+    "join_multicast_ex": "join_multicast",
     "post_recvv": "post_recv",
     "post_sendv": "post_send",
     "post_readv": "post_read",

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rdmacm import CmEventType, CmId, RdmaError
-from rdmacm.connparam import ConnParam
+from rdmacm import CmEventType, CmId, PortSpace, RdmaError
+from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.verbs import (
+    AH,
     MR,
+    MW,
+    QP,
+    WC,
     AccessFlag,
+    MWBindInfo,
+    MWType,
+    PlacementType,
     QPCap,
     QPInitAttr,
     QPState,
+    QPType,
     RecvWR,
+    SelectivityLevel,
     SendFlag,
     SendWR,
     SrqAttr,
@@ -209,6 +219,62 @@ async def remote_active(side: Side) -> None:
     await ended(side, cmid)
 
 
+# -- FLUSH and ATOMIC WRITE -----------------------------------------------------------------------------
+
+
+async def flushed_passive(side: Side) -> None:
+    """Memory for FLUSH_PERSISTENT would have to be persistent; the queue pair permits both, as in Linux."""
+    listener, cmid, _ = await accepted(side)
+    with pytest.raises(RdmaError) as failed:
+        MR(cmid.pd, bytearray(8), EVERYTHING | AccessFlag.FLUSH_PERSISTENT)
+    assert failed.value.errno == errno.EINVAL
+    region = region_of(cmid, bytes(10_000), EVERYTHING | AccessFlag.FLUSH_GLOBAL)
+    side.tell("memory", (region.addr, region.rkey))
+    wc = await side.completion(cmid.recv_cq)
+    assert wc.byte_len == 4
+    last = int.from_bytes(region.buf[:8], "little")
+    assert last == 2 * 9 + 21
+    assert bytes(region.buf[8:]) == pattern(9992)
+    await ended(side, cmid, listener, first=False)
+
+
+async def flushed_active(side: Side) -> None:
+    """A record is written and flushed, and only then the word that says that it is there."""
+    cmid, _ = await connected(side)
+    addr, rkey = await side.told("memory")
+    record, word = region_of(cmid, pattern(9992)), region_of(cmid, bytes(8))
+    write = SendWR(1, WROpcode.RDMA_WRITE, [record.sge()], SIGNALED, remote_addr=addr + 8, rkey=rkey)
+    flush = SendWR(2, WROpcode.FLUSH, send_flags=SIGNALED)
+    flush.set_wr_flush(rkey, addr + 8, 9992, PlacementType.GLOBAL, SelectivityLevel.RANGE)
+    flush_all = SendWR(3, WROpcode.FLUSH, send_flags=SIGNALED)
+    flush_all.set_wr_flush(rkey, 0, 0, PlacementType.GLOBAL, SelectivityLevel.MR)
+    word.buf[:] = (42).to_bytes(8, "little")
+    store = SendWR(4, WROpcode.ATOMIC_WRITE, [word.sge()], SIGNALED, remote_addr=addr, rkey=rkey)
+    post(cmid, write, flush, flush_all, store)
+    found = [await side.completion(cmid.send_cq) for _ in range(4)]
+    assert [(wc.wr_id, wc.opcode, wc.byte_len) for wc in found] == [
+        (1, WCOpcode.RDMA_WRITE, 9992),
+        (2, WCOpcode.FLUSH, 9992),
+        (3, WCOpcode.FLUSH, 0),
+        (4, WCOpcode.ATOMIC_WRITE, 8),
+    ]
+    # Each value is found by the atomic after it: none is lost, and none is written twice.
+    before = region_of(cmid, bytes(8 * 10))
+    for number in range(10):
+        value = [(2 * number).to_bytes(8, "little")]
+        post(
+            cmid,
+            SendWR(0, WROpcode.ATOMIC_WRITE, value, SendFlag.INLINE, remote_addr=addr, rkey=rkey),
+            SendWR(number, WROpcode.ATOMIC_FETCH_AND_ADD, [before.sge(8 * number, 8)], SIGNALED,
+                   remote_addr=addr, rkey=rkey, compare_add=21),
+        )  # fmt: skip
+        assert (await side.completion(cmid.send_cq)).wr_id == number
+        assert int.from_bytes(before.buf[8 * number :][:8], "little") == 2 * number
+    post(cmid, SendWR(5, WROpcode.SEND, [b"done"], SIGNALED | SendFlag.INLINE))
+    await side.completion(cmid.send_cq)
+    await ended(side, cmid)
+
+
 # -- rejections -----------------------------------------------------------------------------------------
 
 
@@ -258,7 +324,34 @@ async def no_listener_active(side: Side) -> None:
 
 # -- permissions ----------------------------------------------------------------------------------------
 
-ATTEMPTS = ("wrong key", "before", "beyond", "not for writing", "not for reading", "not for atomics", "revoked")
+ATTEMPTS = (
+    *("wrong key", "before", "beyond", "not for writing", "not for reading", "not for atomics", "revoked"),
+    *("beyond its window", "not for writing through its window", "invalidated window", "window of another"),
+    *("not for flushing", "not persistent", "atomic write beyond", "not for atomic writes"),
+)
+
+
+REMOTE = AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+
+
+async def bound_inside(side: Side, cmid: CmId, window: MW, region: MR, addr: int, attempt: str) -> int:
+    """Bind a window to 1024 bytes at ``addr``, so that the peer's WRITE there is refused; return its key."""
+    access = AccessFlag.REMOTE_READ if "writing" in attempt else REMOTE
+    wr = SendWR(1, WROpcode.BIND_MW)
+    wr.set_bind_wr(window, MWBindInfo(region, addr, 1023 if "beyond" in attempt else 1024, access))
+    qp = cmid.qp
+    assert qp is not None
+    scq = qp.scq
+    with QP(cmid.pd, QPInitAttr(scq=scq, rcq=scq)) as other:
+        if "another" in attempt:
+            other.to_rts(replace(qp.query()[0], qp_state=QPState.RESET))
+            qp = other
+        qp.post_send(wr)
+        await side.completion(cmid.send_cq)
+        if "invalidated" in attempt:
+            qp.post_send(SendWR(2, WROpcode.LOCAL_INV, invalidate_rkey=wr.rkey))
+            assert (await side.completion(cmid.send_cq)).opcode is WCOpcode.LOCAL_INV
+    return wr.rkey
 
 
 async def permissions_passive(side: Side) -> None:
@@ -268,9 +361,11 @@ async def permissions_passive(side: Side) -> None:
         cmid = request.id
         qp = cmid.create_qp()
         buffer = bytearray(pattern(4096))
-        access = EVERYTHING
-        if attempt == "not for writing":
+        access = EVERYTHING | AccessFlag.MW_BIND
+        if attempt in ("not for writing", "not for atomic writes"):
             access &= ~AccessFlag.REMOTE_WRITE
+        if attempt == "not persistent":
+            access |= AccessFlag.FLUSH_GLOBAL
         if attempt == "not for reading":
             access &= ~AccessFlag.REMOTE_READ
         if attempt == "not for atomics":
@@ -279,16 +374,21 @@ async def permissions_passive(side: Side) -> None:
         inner = MR(cmid.pd, memoryview(buffer)[1024:2048], access)
         cmid.accept()
         await side.event(E.ESTABLISHED)
-        told = inner if attempt in ("before", "beyond") else region
+        told = inner if attempt in ("before", "beyond", "atomic write beyond") else region
         addr, rkey = inner.addr, told.rkey
         if attempt == "revoked":
             region.close()
+        window = MW(cmid.pd, MWType.TYPE_2) if "window" in attempt else None
+        if window is not None:
+            rkey = await bound_inside(side, cmid, window, region, addr, attempt)
         side.tell("memory", (addr, rkey))
         event = await side.event(E.DISCONNECTED)
         assert event.id is cmid
         assert bytes(buffer) == pattern(4096), attempt
         assert qp.state is QPState.ERR, attempt
         cmid.destroy()
+        if window is not None:
+            window.close()
         region.close()
         inner.close()
     listener.destroy()
@@ -307,6 +407,14 @@ async def permissions_active(side: Side) -> None:
             wr = SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [local.sge(0, 8)], SIGNALED)
             wr.set_wr_atomic(rkey, addr, 1)
             post(cmid, wr)
+        elif attempt in ("not for flushing", "not persistent"):
+            wr = SendWR(1, WROpcode.FLUSH, send_flags=SIGNALED)
+            wr.set_wr_flush(rkey, addr, 8, 1 if attempt == "not for flushing" else 3, SelectivityLevel.MR)
+            post(cmid, wr)
+        elif "atomic write" in attempt:
+            addr += 1024 if attempt == "atomic write beyond" else 0
+            sg = [local.sge(0, 8)]
+            post(cmid, SendWR(1, WROpcode.ATOMIC_WRITE, sg, SIGNALED, remote_addr=addr, rkey=rkey))
         else:
             addr += {"before": -1, "beyond": 1}.get(attempt, 0)
             rkey ^= attempt == "wrong key"
@@ -491,6 +599,143 @@ async def fenced_active(side: Side) -> None:
     assert bytes(local.buf) == pattern(200_000)
     assert bytes(other.buf) == pattern(200_000, 1)
     await ended(side, cmid)
+
+
+# -- datagrams ------------------------------------------------------------------------------------------
+
+#: Each datagram is sent so often: no more of them are lost together.
+COPIES = 8
+DATAGRAM_ROOM = 40 + 4096
+FOREIGN = 0xBAD
+
+
+def with_datagrams(cmid: CmId) -> MR:
+    """Give a datagram id a queue pair and receives. Returns the region of the receives."""
+    cmid.create_qp(QPInitAttr(QPType.UD, cap=QPCap(128, 128, 2, 2, 64)))
+    region = region_of(cmid, bytes(128 * DATAGRAM_ROOM), AccessFlag.LOCAL_WRITE)
+    for slot in range(128):
+        cmid.post_recv(slot, region, slot * DATAGRAM_ROOM, DATAGRAM_ROOM)
+    return region
+
+
+def datagram_sizes(cmid: CmId) -> list[int]:
+    assert cmid.verbs is not None
+    mtu = cmid.verbs.query_port(cmid.port_num).active_mtu
+    assert mtu is not None
+    return [0, 1, 3, 64, mtu.bytes]
+
+
+def send_datagrams(cmid: CmId, ah: AH, qpn: int, qkey: int, salt: int) -> None:
+    """Send a datagram of each size, with its number as immediate data, and one with a wrong Q_Key."""
+    sizes = datagram_sizes(cmid)
+    out = region_of(cmid, b"".join(pattern(size, salt) for size in sizes), AccessFlag.LOCAL_WRITE)
+    offset = 0
+    for number, size in enumerate(sizes):
+        half = size // 2
+        sg = [out.sge(offset, half), out.sge(offset + half, size - half)] if size else []
+        offset += size
+        wr = SendWR(number, WROpcode.SEND_WITH_IMM, sg, 0, imm_data=number, ah=ah, remote_qpn=qpn, remote_qkey=qkey)
+        post(cmid, *[wr] * COPIES)
+    wrong = SendWR(FOREIGN, WROpcode.SEND_WITH_IMM, [], SIGNALED, imm_data=FOREIGN, ah=ah, remote_qpn=qpn)
+    wrong.remote_qkey = qkey ^ 1
+    post(cmid, wrong)
+
+
+async def take_datagrams(side: Side, cmid: CmId, region: MR, salt: int) -> tuple[WC, memoryview]:
+    """Receive until there was one of each size. Returns a completion and its memory."""
+    sizes = datagram_sizes(cmid)
+    seen: set[int] = set()
+    used: set[int] = set()
+    while len(seen) < len(sizes):
+        wc = await side.completion(cmid.recv_cq)
+        assert wc.wr_id not in used, "each receive completes once"
+        used.add(wc.wr_id)
+        assert wc.imm_data is not None
+        assert wc.imm_data != FOREIGN, "the Q_Key was wrong"
+        size = sizes[wc.imm_data]
+        memory = region.buf[wc.wr_id * DATAGRAM_ROOM : (wc.wr_id + 1) * DATAGRAM_ROOM]
+        assert (wc.opcode, wc.byte_len, wc.has_grh) == (WCOpcode.RECV, 40 + size, True)
+        assert bytes(memory[40 : 40 + size]) == pattern(size, salt)
+        seen.add(wc.imm_data)
+    return wc, memory
+
+
+async def datagrams_passive(side: Side) -> None:
+    listener = side.listening(port_space=PortSpace.UDP)
+    request = await side.event(E.CONNECT_REQUEST)
+    assert request.private_data == b"who?".ljust(180, b"\0")
+    cmid = request.id
+    region = with_datagrams(cmid)
+    cmid.accept(ConnParam(b"me"))
+    wc, memory = await take_datagrams(side, cmid, region, 1)
+    with AH(cmid.pd, wc=wc, grh=memory, port_num=cmid.port_num) as back:
+        assert cmid.qp is not None
+        send_datagrams(cmid, back, wc.src_qp, cmid.qp.query()[0].qkey, 2)
+        sent = await side.completion(cmid.send_cq)
+        assert sent.wr_id == FOREIGN, "the others were not signaled"
+    await side.told("received")
+    destroy(cmid, listener)
+
+
+async def datagrams_active(side: Side) -> None:
+    cmid = await side.resolved(PortSpace.UDP)
+    region = with_datagrams(cmid)
+    cmid.connect(ConnParam(b"who?"))
+    event = await side.event(E.ESTABLISHED)
+    assert isinstance(event.param, UdParam)
+    assert event.private_data == b"me".ljust(136, b"\0")
+    with AH(cmid.pd, event.param.ah_attr) as ah:
+        send_datagrams(cmid, ah, event.param.qp_num, event.param.qkey, 1)
+        sent = await side.completion(cmid.send_cq)
+        assert sent.wr_id == FOREIGN
+        wc, _ = await take_datagrams(side, cmid, region, 2)
+        assert wc.src_qp == event.param.qp_num
+    side.tell("received", None)
+    destroy(cmid)
+
+
+# -- multicast ------------------------------------------------------------------------------------------
+
+
+def group_of(side: Side) -> tuple[str, int]:
+    """A group of the family of the ends' addresses."""
+    return ("ff1e::77" if ":" in side.address else "239.7.7.7"), side.port
+
+
+async def multicast(side: Side) -> None:
+    """Both ends join a group and send to it; each gets every message of both."""
+    cmid = side.make_id(PortSpace.UDP)
+    cmid.bind_addr((side.address, 0))
+    region = with_datagrams(cmid)
+    cmid.join_multicast(group_of(side), context=side)
+    event = await side.event(E.MULTICAST_JOIN)
+    assert event.join_context is side
+    assert isinstance(event.param, UdParam)
+    assert (event.param.qp_num, event.param.ah_attr.gr.hop_limit) == (0xFFFFFF, 64)
+    assert cmid.qp is not None
+    side.tell("joined", cmid.qp.qp_num)
+    senders = {cmid.qp.qp_num, await side.told("joined")}
+    sizes = datagram_sizes(cmid)
+    with AH(cmid.pd, event.param.ah_attr) as ah:
+        send_datagrams(cmid, ah, event.param.qp_num, event.param.qkey, 3)
+        sent = await side.completion(cmid.send_cq)
+        assert sent.wr_id == FOREIGN
+        seen: set[tuple[int, int]] = set()
+        while len(seen) < len(senders) * len(sizes):
+            wc = await side.completion(cmid.recv_cq)
+            assert wc.imm_data is not None
+            assert wc.src_qp in senders
+            size, start = sizes[wc.imm_data], wc.wr_id * DATAGRAM_ROOM + 40
+            assert wc.byte_len == 40 + size
+            assert bytes(region.buf[start : start + size]) == pattern(size, 3)
+            seen.add((wc.src_qp, wc.imm_data))
+    side.tell("received", None)
+    await side.told("received")
+    cmid.leave_multicast(group_of(side))
+    destroy(cmid)
+
+
+multicast_passive = multicast_active = multicast
 
 
 NAMES = sorted(name.removesuffix("_passive") for name in list(globals()) if name.endswith("_passive"))

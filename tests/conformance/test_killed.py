@@ -16,7 +16,7 @@ from support.hostile import ADDRESSES, PORT, Server, Talk
 
 E = CmEventType
 SERVER, CLIENT, _ = ADDRESSES
-LOOPBACK = pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+LOOPBACK = pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 
 
 def failures(cmid: CmId, count: int) -> list[WC]:

@@ -11,6 +11,7 @@ from interop.operations import OPERATIONS
 from rdmacm import CmId, EventChannel, PortSpace
 from support.netns import python_environment
 
+LOSSLESS = [operation for operation in OPERATIONS if not operation.needs_loss]
 COMMAND = [sys.executable, "-m", "interop.soft_peer"]
 
 
@@ -31,13 +32,17 @@ def test_every_operation_works_between_two_processes() -> None:
         try:
             assert server.stdout.readline() == "listening\n"
             client = subprocess.run(
-                [*COMMAND, "connect", *arguments], capture_output=True, text=True, env=environment, check=False
+                [*COMMAND, "connect", *arguments, "--only", ",".join(operation.name for operation in LOSSLESS)],
+                capture_output=True,
+                text=True,
+                env=environment,
+                check=False,
             )
             assert client.returncode == 0, client.stdout + client.stderr
             output = server.stdout.read()
         finally:
             server.kill()
-    parts = [(part, operation.name) for operation in OPERATIONS for part in operation.parts]
+    parts = [(part, operation.name) for operation in LOSSLESS for part in operation.parts]
     assert client.stdout.splitlines() == [f"ok {part} {name}" for part, name in parts]
     swapped = {"request": "respond", "respond": "request", "both": "both"}
     assert output.splitlines() == [f"ok {swapped[part]} {name}" for part, name in parts]

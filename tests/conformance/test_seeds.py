@@ -39,7 +39,7 @@ def live_through(network: Callable[[int], Fabric], seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= 4 * BLOCK)) for first in range(0, SEEDS, BLOCK)]
+    "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= 2 * BLOCK)) for first in range(0, SEEDS, BLOCK)]
 )
 def test_all_bytes_arrive_despite_loss(first: int) -> None:
     live_through(lossy, range(first, first + BLOCK))

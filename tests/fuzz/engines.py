@@ -15,8 +15,9 @@ from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, NetworkError, SidrRequest
 from rdmacm.proto.cm.messages import DREQ, REJ, REP, RTU, SIDR_REP, SIDR_REQ, pack_message, unpack_mad
 from rdmacm.proto.mad import MAD_SIZE, MadAddress
-from rdmacm.proto.roce.opcodes import HEADER_LENGTH
+from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Operation
 from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.responder import MAX_FLUSHES
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.client import SaClient
 from rdmacm.proto.sa.mad import SaMad, SaMethod
@@ -24,7 +25,7 @@ from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, Receiver, RmppFlag, RmppHeader, R
 from rdmacm.proto.wire import WireError
 from rdmacm.work import WC, RecvWork, SendWork
 from support.cm import GUIDS, SERVICE, communication_ids, is_empty, reply, request
-from support.rc import BASE, RKEY, Pair, packets, send, view
+from support.rc import ALL, BASE, RKEY, Pair, packets, send, view
 
 # -- the engine of a reliable connection ---------------------------------------------------------------------------
 
@@ -34,8 +35,8 @@ _WORK = 20
 
 
 def _equipped(**changes: Any) -> Pair:
-    """Two engines with receives; the first has a READ, an atomic, a WRITE and a SEND under way."""
-    pair = Pair(path_mtu=MTU, max_dest_rd_atomic=DEPTH, max_rd_atomic=DEPTH, **changes)
+    """Two engines with receives; the first has requests of every kind under way."""
+    pair = Pair(access=ALL, path_mtu=MTU, max_dest_rd_atomic=DEPTH, max_rd_atomic=DEPTH, **changes)
     for end in pair.ends:
         for number in range(4):
             end.post_recv(RecvWork(number, [view(bytes(100)), view(bytes(400))]))
@@ -46,11 +47,16 @@ def _equipped(**changes: Any) -> Pair:
     first.post_send(atomic)
     first.post_send(send(_WORK + 2, bytes(600), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     first.post_send(send(_WORK + 3, b"hello"))
+    first.post_send(SendWork(_WORK + 4, WROpcode.FLUSH, remote_addr=BASE, rkey=RKEY, flush=(600, 1, 0)))
+    value = [view(b"8 bytes!")]
+    first.post_send(SendWork(_WORK + 5, WROpcode.ATOMIC_WRITE, value, remote_addr=BASE + 8, rkey=RKEY))
     return pair
 
 
 def _check_bounds(engine: RcEngine) -> None:
-    assert len(engine.responses) <= 4 * DEPTH + 2
+    flushes = sum(1 for r in engine.responses if r.resource and r.resource.operation == Operation.FLUSH)
+    assert flushes <= MAX_FLUSHES
+    assert len(engine.responses) <= 4 * DEPTH + 2 + 2 * flushes
     assert len(engine.resources) <= DEPTH
     assert len(engine.counters.dropped) <= 12, "counted by reason, not by content"
     assert engine.failed or 0 <= engine.send_index <= len(engine.outstanding)
@@ -76,7 +82,7 @@ def unsealed_trains() -> Iterator[bytes]:
     yield (0x110).to_bytes(2, "big") + b"".join(packet.ljust(0x110, b"\0") for packet in found)
 
 
-@target(unsealed_trains, 2048)
+@target(unsealed_trains, 2304)
 def rc_unsealed(data: bytes) -> None:
     """Bytes without a valid ICRC change nothing: all work of both ends completes."""
     pair = _equipped()
@@ -94,7 +100,7 @@ def rc_unsealed(data: bytes) -> None:
         assert end.counters.dropped.total() == before + count
         _check_bounds(end)
     pair.run()
-    assert [(wc.wr_id, wc.status) for wc in pair.done[0]] == [(_WORK + i, WCStatus.SUCCESS) for i in range(4)]
+    assert [(wc.wr_id, wc.status) for wc in pair.done[0]] == [(_WORK + i, WCStatus.SUCCESS) for i in range(6)]
     assert [(wc.wr_id, wc.status, wc.byte_len) for wc in pair.done[1]] == [(0, WCStatus.SUCCESS, 5)]
 
 
@@ -127,7 +133,9 @@ def _crafted(source: Source, pair: Pair, to: int, at: int) -> bytes:
     syndrome = cut << 24 | 1
     extended = {
         16: struct.pack("!QII", address, key, length),
-        20: struct.pack("!QIII", address, key, length, 7),
+        20: struct.pack("!IQII", cut & 0x3F, address, key, length)
+        if opcode == 0x1C
+        else struct.pack("!QIII", address, key, length, 7),
         28: struct.pack("!QIQQ", address, key, 1, 2),
         4: struct.pack("!I", syndrome if opcode in range(0x0D, 0x13) else key),
         12: struct.pack("!IQ", syndrome, 5),
@@ -150,7 +158,7 @@ def rc_sealed(data: bytes) -> None:
     pair.ends[1].recv_queue.clear()
     pair.ends[1].post_recv(RecvWork(0, [inbox[:100], inbox[100:600]]))
     pair.ends[0].post_send(
-        SendWork(_WORK + 4, WROpcode.RDMA_READ, [answer[:2000]], remote_addr=BASE, rkey=RKEY, fence=True)
+        SendWork(_WORK + 6, WROpcode.RDMA_READ, [answer[:2000]], remote_addr=BASE, rkey=RKEY, fence=True)
     )
     found: tuple[list[WC], list[WC]] = ([], [])
     before = bytes(pair.memory[1].bytes)

@@ -21,7 +21,18 @@ T = TypeVar("T")
 CORPUS = Path(__file__).parent / "corpus"
 
 #: The modules with targets, one for each room of the package.
-_MODULES = ("fuzz.wire_formats", "fuzz.engines", "fuzz.local_peers", "fuzz.text", "fuzz.devices")
+_MODULES = (
+    "fuzz.wire_formats",
+    "fuzz.engines",
+    "fuzz.datagrams",
+    "fuzz.unreliable",
+    "fuzz.xrc",
+    "fuzz.local_peers",
+    "fuzz.text",
+    "fuzz.devices",
+    "fuzz.groups",
+    "fuzz.windows",
+)
 
 
 @dataclass(frozen=True, slots=True)

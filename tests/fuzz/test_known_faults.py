@@ -6,6 +6,7 @@ Each packet has a valid ICRC, as only the peer of the connection can make it, an
 from __future__ import annotations
 
 import struct
+import threading
 from random import Random
 
 import pytest
@@ -20,6 +21,7 @@ from rdmacm.soft.device.memory import MemoryTable
 from rdmacm.work import RecvWork, SendWork
 from support.cm import SERVICE, Scripted, request
 from support.rc import (
+    ALL,
     BASE,
     FETCH_ADD,
     PSN,
@@ -77,15 +79,15 @@ def test_padding_longer_than_the_payload_is_dropped(opcode: int, head: bytes, pa
     assert BTH.unpack(data).pad_cnt == pad
 
 
-@for_each("size", [0, 4, 8])
-def test_atomic_write_is_not_executed(size: int) -> None:
-    """rxe read 8 bytes of an ATOMIC WRITE whose payload was empty. This device has no such operation."""
-    memory = Region()
-    engine = receiver(memory)
-    before = bytes(memory.bytes)
-    assert give(engine, packet(0x1D, reth(size) + bytes(size))) == 0
-    assert engine.counters.dropped == {"opcode": 1}
-    assert bytes(memory.bytes) == before
+@for_each("size", [0, 4, 7, 9, 16])
+def test_atomic_write_has_eight_bytes(size: int) -> None:
+    """rxe read 8 bytes of an ATOMIC WRITE whose payload was empty."""
+    for announced in (8, size):
+        memory = Region()
+        engine = receiver(memory)
+        assert give(engine, packet(0x1D, reth(announced) + b"\xff" * size)) == 0
+        assert syndromes(engine) == [(ACK, NAK_INVALID)]
+        assert not any(memory.bytes)
 
 
 @for_each("size", [0, 8, 16, 20, 27])
@@ -108,8 +110,10 @@ def test_address_and_length_beyond_64_bits_are_refused(address: int) -> None:
         (0x0B, reth(256, address) + bytes(4) + bytes(256), NAK_ACCESS),
         (READ, reth(0x7FFFFFFF, address), NAK_ACCESS),
         (FETCH_ADD, struct.pack("!QIQQ", address, RKEY, 1, 0), NAK_ACCESS),
+        (0x1D, reth(8, address) + bytes(8), NAK_ACCESS),
+        (0x1C, struct.pack("!I", 1) + reth(0x7FFFFFFF, address), NAK_ACCESS),
     ):
-        engine = receiver(memory)
+        engine = receiver(memory, access=ALL)
         assert give(engine, packet(opcode, body)) == 0
         assert syndromes(engine) == [(ACK, expected)], hex(opcode)
         assert engine.failed
@@ -119,7 +123,7 @@ def test_address_and_length_beyond_64_bits_are_refused(address: int) -> None:
 @for_each("length", [1, 8, 0x1000, 0xFFFFFFFF, (1 << 64) - 1])
 def test_memory_table_refuses_ranges_that_wrap(length: int) -> None:
     """The device's own check of a region, for a peer and for a local scatter/gather element."""
-    table, domain = MemoryTable(Random(1)), object()
+    table, domain = MemoryTable(Random(1), threading.RLock()), object()
     everything = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ
     region = table.register(domain, memoryview(bytearray(4096)), everything)
     for address in (TOP, TOP - length + 1, region.addr - 1, region.addr + 4096, region.addr - (1 << 64)):

@@ -26,7 +26,7 @@ from rdmacm.proto.sa.mad import SaMad, describe_status
 from rdmacm.proto.sa.rmpp import RmppFlag, RmppHeader, RmppType, describe_rmpp
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.proto.wire import WireError
-from rdmacm.tools.perf import Op, Plan
+from rdmacm.tools.perf_plan import Op, Plan
 from support.cm import request
 from support.hostile import every_message
 

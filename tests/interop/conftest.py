@@ -68,7 +68,8 @@ def pytest_runtest_makereport(
     if report.failed:
         item.stash[_failed] = True
     cell = item.get_closest_marker("cell")
-    if cell is not None and (report.when == "call" or report.failed) and _kernel in item.config.stash:
+    has_outcome = report.failed or (report.when == "call" and not report.skipped)
+    if cell is not None and has_outcome and _kernel in item.config.stash:
         row, end = cell.args
         # Passed in the report: with pytest-xdist, another process than this one writes the table.
         report.user_properties.append(("cell", [row, end, astuple(item.config.stash[_kernel]), report.passed]))

@@ -31,11 +31,14 @@ __all__ = [
     "Opcode",
     "Param",
     "Piece",
+    "Placement",
     "Region",
     "Remote",
+    "Selectivity",
     "Status",
     "WcFlag",
     "WcOpcode",
+    "Window",
     "Work",
     "pattern",
 ]
@@ -66,8 +69,21 @@ class Opcode(IntEnum):
     RDMA_READ = 4
     ATOMIC_CMP_AND_SWP = 5
     ATOMIC_FETCH_AND_ADD = 6
+    LOCAL_INV = 7
     BIND_MW = 8
     SEND_WITH_INV = 9
+    FLUSH = 14
+    ATOMIC_WRITE = 15
+
+
+class Placement(IntFlag):
+    GLOBAL = 1
+    PERSISTENT = 2
+
+
+class Selectivity(IntEnum):
+    RANGE = 0
+    MR = 1
 
 
 class WcOpcode(IntEnum):
@@ -76,6 +92,8 @@ class WcOpcode(IntEnum):
     RDMA_READ = 2
     COMP_SWAP = 3
     FETCH_ADD = 4
+    FLUSH = 8
+    ATOMIC_WRITE = 9
     RECV = 128
     RECV_RDMA_WITH_IMM = 129
 
@@ -86,6 +104,7 @@ class Status(IntEnum):
     LOC_QP_OP_ERR = 2
     LOC_PROT_ERR = 4
     WR_FLUSH_ERR = 5
+    MW_BIND_ERR = 6
     REM_INV_REQ_ERR = 9
     REM_ACCESS_ERR = 10
     REM_OP_ERR = 11
@@ -99,6 +118,9 @@ class Access(IntFlag):
     REMOTE_READ = 4
     REMOTE_ATOMIC = 8
     MW_BIND = 16
+    ZERO_BASED = 32
+    FLUSH_GLOBAL = 1 << 8
+    FLUSH_PERSISTENT = 1 << 9
 
 
 class Flag(IntFlag):
@@ -139,6 +161,13 @@ class Region(ABC):
     def write(self, data: bytes, offset: int = 0) -> None: ...
 
 
+class Window(NamedTuple):
+    """A memory window; the type of ``mw`` depends on the device."""
+
+    mw: Any
+    mw_type: int
+
+
 class Remote(NamedTuple):
     """A region of the peer."""
 
@@ -164,6 +193,12 @@ class Work:
     rkey: int = 0
     compare_add: int = 0
     swap: int = 0
+    #: ATOMIC_WRITE: the value.
+    data: bytes = b""
+    #: FLUSH.
+    length: int = 0
+    placement: int = 0
+    selectivity: int = 0
 
 
 class Completion(NamedTuple):
@@ -231,23 +266,21 @@ class Device(ABC):
     name: str
     #: The path MTU in bytes. Both ends know it before they connect.
     mtu = 1024
-    #: The access that a memory region must allow for a window.
-    window_access = Access(0)
 
     def __init__(self) -> None:
         self._requests: deque[Event] = deque()
 
     @abstractmethod
     def listen(self, address: str, port: int) -> None:
-        """Listen for connection requests."""
+        """Listen for connection requests: in the port space TCP for RC, and in the port space IB for UC."""
 
     @abstractmethod
     def answer(self, request: Event) -> End:
         """The passive end for a request, with a queue pair."""
 
     @abstractmethod
-    def call(self, address: str, port: int) -> End:
-        """An active end with a resolved route to a listener, and a queue pair."""
+    def call(self, address: str, port: int, unreliable: bool = False) -> End:
+        """An active end with a resolved route to a listener, and a queue pair: of type UC if it is unreliable."""
 
     @abstractmethod
     def next_event(self, seconds: float) -> Event:
@@ -291,14 +324,19 @@ class End(ABC):
     def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region: ...
 
     @abstractmethod
-    def window(self, region: Region) -> int:
-        """A key to write to the whole region, which the peer may invalidate. The end must be connected."""
+    def window(self, mw_type: int) -> Window:
+        """A memory window that is not bound."""
+
+    @abstractmethod
+    def post_bind(self, window: Window, region: Region, offset: int, length: int, access: int) -> int:
+        """Post a signaled bind to a part of a region; return the window's new key. The end must be connected."""
 
     @abstractmethod
     def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None: ...
 
     @abstractmethod
-    def post(self, *works: Work) -> None: ...
+    def post(self, *works: Work) -> None:
+        """Post requests. LOCAL_INV has its key in ``invalidate``."""
 
     @abstractmethod
     def completions(self, of_sends: bool, number: int) -> list[Completion]:
@@ -320,6 +358,12 @@ class End(ABC):
     def destroy(self) -> None: ...
 
     # -- the same for both devices -----------------------------------------------------------------------
+
+    def bind(self, window: Window, region: Region, offset: int, length: int, access: int) -> int:
+        """Bind a window, and return its new key."""
+        key = self.post_bind(window, region, offset, length, access)
+        self.sent(0)
+        return key
 
     def private_data(self, message: str, remote: Remote = NOWHERE) -> bytes:
         """As much private data as the message has room for."""

@@ -6,17 +6,14 @@ Each has two functions, as ``operations`` describes.
 from __future__ import annotations
 
 import errno
-import struct
 import time
 from collections.abc import Callable
 
-from interop.ends import Access, Completion, End, Opcode, Param, Status, WcFlag, Work, pattern
+from interop.ends import Access, Completion, End, Opcode, Param, Status, Work, pattern
 from interop.memory import BLANK, GAP, blank, check
 
 __all__ = [
     "ROOM",
-    "invalidate_request",
-    "invalidate_respond",
     "late_receive_request",
     "late_receive_respond",
     "no_receive_request",
@@ -158,42 +155,3 @@ def unaligned(end: End) -> None:
         refused = error.errno or 0
     assert refused == errno.EINVAL, refused
     end.finish(first=True)
-
-
-def invalidate_request(end: End) -> None:
-    told = end.region(bytes(16))
-    region = end.region(pattern(100))
-    end.post_receive(0, [told.piece(0, 16)])
-    end.post_receive(1, [])
-    end.connect()
-    end.received(0)
-    addr, key = struct.unpack("!QQ", told.read())
-    target = {"addr": addr, "rkey": key}
-    end.post(
-        Work(Opcode.RDMA_WRITE, [region.piece(0, 100)], 0, **target),
-        Work(Opcode.SEND_WITH_INV, [region.piece(0, 7)], 1, invalidate=key),
-    )
-    end.sent(0, 1)
-    # rdma_rxe may handle the refused WRITE before an earlier ACK, and then flushes what the ACK completes.
-    end.received(1)
-    end.post(Work(Opcode.RDMA_WRITE, [region.piece(1, 99)], 2, **target))
-    end.sent(2, status=Status.REM_ACCESS_ERR)
-    end.finish(first=True)
-
-
-def invalidate_respond(end: End) -> None:
-    region = end.region(BLANK * 100, Access.LOCAL_WRITE | Access.REMOTE_WRITE | end.device.window_access)
-    received = end.region(BLANK * 7)
-    end.post_receive(0, [received.piece(0, 7)])
-    end.connect()
-    key = end.window(region)
-    told = end.region(struct.pack("!QQ", region.addr, key))
-    end.post(Work(Opcode.SEND, [told.piece(0, 16)], 1))
-    end.sent(1)
-    end.post(Work(Opcode.SEND, [], 2))
-    (completion,) = end.received(0)
-    assert completion.flags & WcFlag.WITH_INV, completion
-    assert completion.extra == key, f"{completion}, and the key is {key:#x}"
-    end.finish(first=False)
-    check(region, pattern(100), "written before the key was invalid")
-    check(received, pattern(7), "received")

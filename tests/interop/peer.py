@@ -64,10 +64,10 @@ def _listen(device: Device, address: str, port: int) -> bool:
 def _connect(device: Device, address: str, port: int, names: Sequence[str]) -> bool:
     good = True
     for number, operation in enumerate(OPERATIONS):
-        if not names or operation.name in names:
-            good &= _run(device.call(address, port), number, requests=True)
+        if operation.name in names if names else operation.since is None and not operation.needs_loss:
+            good &= _run(device.call(address, port, operation.unreliable), number, requests=True)
             if "respond" in operation.parts:
-                good &= _run(device.call(address, port), number | _RESPONDS, requests=False)
+                good &= _run(device.call(address, port, operation.unreliable), number | _RESPONDS, requests=False)
     end = device.call(address, port)
     end.connect_or_accept(Param(private_data=bytes((_END,))))
     # A lost rejection is not sent again, as the other program has ended.
@@ -83,7 +83,7 @@ def main(make: Callable[[], Device]) -> NoReturn:
     parser.add_argument("address")
     parser.add_argument("port", type=int)
     parser.add_argument("--mtu", type=int, default=1024, help="of the path, bytes (%(default)s)")
-    parser.add_argument("--only", default="", help="operations, separated by commas (default: all)")
+    parser.add_argument("--only", default="", help="operations, separated by commas (default: those of any rdma_rxe)")
     options = parser.parse_args()
     device = make()
     device.mtu = options.mtu

@@ -11,6 +11,8 @@ import os
 from typing import Any
 
 __all__ = [
+    "AddrInfo",
+    "BindMw",
     "CmEvent",
     "CmId",
     "CompChannel",
@@ -19,6 +21,8 @@ __all__ = [
     "EventChannel",
     "Mr",
     "Mw",
+    "MwBind",
+    "MwBindInfo",
     "Qp",
     "QpAttr",
     "QpCap",
@@ -40,11 +44,11 @@ _u8, _u16, _u32, _u64, _int, _ptr = c.c_uint8, c.c_uint16, c.c_uint32, c.c_uint6
 class Context(c.Structure):
     """The start of ``struct ibv_context``, which has the operations that are inline functions in C."""
 
-    _fields_ = (("device", _ptr), ("ops", _ptr * 32))
+    _fields_ = (("device", _ptr), ("ops", _ptr * 32), ("cmd_fd", _int))
 
 
 #: Indices into ``struct ibv_context_ops``.
-_ALLOC_MW, _DEALLOC_MW, _POLL_CQ, _REQ_NOTIFY_CQ, _POST_SEND, _POST_RECV = 7, 9, 11, 12, 25, 26
+_ALLOC_MW, _BIND_MW, _DEALLOC_MW, _POLL_CQ, _REQ_NOTIFY_CQ, _POST_SEND, _POST_RECV = 7, 8, 9, 11, 12, 25, 26
 
 
 class EventChannel(c.Structure):
@@ -177,15 +181,18 @@ class _Remote(c.Union):
     _fields_ = (("rdma", _Rdma), ("atomic", _Atomic))
 
 
-class _BindMw(c.Structure):
-    _fields_ = (
-        ("mw", c.POINTER(Mw)),
-        ("rkey", _u32),
-        ("mr", c.POINTER(Mr)),
-        ("addr", _u64),
-        ("length", _u64),
-        ("mw_access_flags", _u32),
-    )
+class MwBindInfo(c.Structure):
+    _fields_ = (("mr", c.POINTER(Mr)), ("addr", _u64), ("length", _u64), ("mw_access_flags", _u32))
+
+
+class MwBind(c.Structure):
+    _fields_ = (("wr_id", _u64), ("send_flags", _u32), ("bind_info", MwBindInfo))
+
+
+class BindMw(c.Structure):
+    """``bind_mw`` of ``struct ibv_send_wr``."""
+
+    _fields_ = (("mw", c.POINTER(Mw)), ("rkey", _u32), ("bind_info", MwBindInfo))
 
 
 class SendWr(c.Structure):
@@ -199,7 +206,7 @@ class SendWr(c.Structure):
         ("imm_data", c.c_uint32.__ctype_be__),
         ("wr", _Remote),
         ("remote_srqn", _u32),
-        ("bind_mw", _BindMw),
+        ("bind_mw", BindMw),
     )
 
 
@@ -260,6 +267,26 @@ class CmEvent(c.Structure):
     )
 
 
+class AddrInfo(c.Structure):
+    _fields_ = (
+        ("flags", _int),
+        ("family", _int),
+        ("qp_type", _int),
+        ("port_space", _int),
+        ("src_len", c.c_uint32),
+        ("dst_len", c.c_uint32),
+        ("src_addr", _ptr),
+        ("dst_addr", _ptr),
+        ("src_canonname", c.c_char_p),
+        ("dst_canonname", c.c_char_p),
+        ("route_len", c.c_size_t),
+        ("route", _ptr),
+        ("connect_len", c.c_size_t),
+        ("connect", _ptr),
+        ("next", _ptr),
+    )
+
+
 class SockAddrIn(c.Structure):
     _fields_ = (("family", _u16), ("port", c.c_uint16.__ctype_be__), ("addr", _u8 * 4), ("zero", _u8 * 8))
 
@@ -302,6 +329,8 @@ _Id, _Channel = c.POINTER(CmId), c.POINTER(EventChannel)
 
 _arguments: tuple[Any, ...]
 for _name, _arguments in {
+    "rdma_create_ep": (c.POINTER(_Id), c.POINTER(AddrInfo), _ptr, _ptr),
+    "rdma_migrate_id": (_Id, _Channel),
     "rdma_create_id": (_Channel, c.POINTER(_Id), _ptr, _int),
     "rdma_destroy_id": (_Id,),
     "rdma_bind_addr": (_Id, _ptr),
@@ -344,6 +373,7 @@ verbs.ibv_ack_cq_events.argtypes, verbs.ibv_ack_cq_events.restype = (_ptr, c.c_u
 
 _PROTOTYPES = {
     "alloc_mw": (_ALLOC_MW, c.CFUNCTYPE(c.POINTER(Mw), _ptr, _int)),
+    "bind_mw": (_BIND_MW, c.CFUNCTYPE(_int, c.POINTER(Qp), c.POINTER(Mw), c.POINTER(MwBind))),
     "dealloc_mw": (_DEALLOC_MW, c.CFUNCTYPE(_int, c.POINTER(Mw))),
     "poll_cq": (_POLL_CQ, c.CFUNCTYPE(_int, _ptr, _int, c.POINTER(Wc))),
     "req_notify_cq": (_REQ_NOTIFY_CQ, c.CFUNCTYPE(_int, _ptr, _int)),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from interop.judge import judge
 from interop.machine.run import Machine, Result
 
-__all__ = ["ATTEMPTS", "Guest"]
+__all__ = ["ATTEMPTS", "Guest", "require_kernel"]
 
 #: Seconds that making the network may take.
 NETWORK_SECONDS = 120
 #: How often a script runs whose outcome depends on a race in the kernel's end.
 ATTEMPTS = 3
+#: What our tools write to standard error on a slow machine.
+_WAITING = re.compile(r"^rdmacm: waiting for .*\n", re.MULTILINE)
 
 
 class Guest:
@@ -28,7 +34,7 @@ class Guest:
         self._count = 0
 
     def run(self, script: str, timeout: float = 60.0, *, naks: Container[int] = (), record: bool = True) -> Result:
-        """Run a bash script that uses the functions of net.sh.
+        """Run a bash script that uses the functions of net.sh. The lines that say that a tool waits are left out.
 
         Args:
             script: the text.
@@ -58,7 +64,7 @@ class Guest:
         except AssertionError as error:
             error.add_note(self.machine.run("dropped").output)
             raise
-        return result
+        return replace(result, output=_WAITING.sub("", result.output))
 
     def run_again(self, script: str, chances: Sequence[str], timeout: float, *, naks: Container[int] = ()) -> Result:
         """:meth:`run`, repeated while the output has one of these texts, the signs of a race in the kernel's end."""
@@ -67,3 +73,10 @@ class Guest:
             if not any(chance in result.output for chance in chances):
                 break
         return result
+
+
+def require_kernel(guest: Guest, needed: tuple[int, int]) -> None:
+    """Skip the test if the machine's kernel is older than a release, given by its first two numbers."""
+    release = guest.machine.kernel
+    if tuple(int(number) for number in release.split(".")[:2]) < needed:
+        pytest.skip(f"rdma_rxe of Linux {release} does not have this; that of {needed[0]}.{needed[1]} has")

@@ -15,14 +15,32 @@ from interop.ends import (
     End,
     Event,
     EventKind,
+    Flag,
     Param,
     Piece,
     Region,
+    Window,
     Work,
 )
 from interop.peer import main
 from rdmacm import CmId, ConnParam, EventChannel, PortSpace
-from rdmacm.verbs import CQ, MR, PD, SGE, QPCap, QPInitAttr, RecvWR, SendWR, WROpcode
+from rdmacm.verbs import (
+    CQ,
+    MR,
+    MW,
+    PD,
+    SGE,
+    MWBind,
+    MWBindInfo,
+    MWType,
+    QPCap,
+    QPInitAttr,
+    QPType,
+    RecvWR,
+    SendFlag,
+    SendWR,
+    WROpcode,
+)
 
 
 class SoftRegion(Region):
@@ -44,18 +62,25 @@ class SoftDevice(Device):
     def __init__(self) -> None:
         super().__init__()
         self.channel = EventChannel("soft")
-        self._listener: CmId | None = None
+        self._listeners: list[CmId] = []
+
+    def _make_id(self, unreliable: bool) -> CmId:
+        if unreliable:
+            return CmId(self.channel, PortSpace.IB, qp_type=QPType.UC)
+        return CmId(self.channel, PortSpace.TCP)
 
     def listen(self, address: str, port: int) -> None:
-        self._listener = CmId(self.channel, PortSpace.TCP)
-        self._listener.bind_addr((address, port))
-        self._listener.listen(8)
+        for unreliable in (False, True):
+            listener = self._make_id(unreliable)
+            listener.bind_addr((address, port))
+            listener.listen(8)
+            self._listeners.append(listener)
 
     def answer(self, request: Event) -> End:
         return SoftEnd(self, request, request.id)
 
-    def call(self, address: str, port: int) -> End:
-        cmid = CmId(self.channel, PortSpace.TCP)
+    def call(self, address: str, port: int, unreliable: bool = False) -> End:
+        cmid = self._make_id(unreliable)
         cmid.resolve_addr((address, port), timeout_ms=2000)
         self.event(EventKind.ADDR_RESOLVED)
         cmid.resolve_route(timeout_ms=2000)
@@ -87,17 +112,32 @@ class SoftEnd(End):
         self._pd = PD(context)
         # One for receives, one for sends.
         self._cqs = [CQ(context, 2 * QUEUE), CQ(context, 2 * QUEUE)]
-        attr = QPInitAttr(scq=self._cqs[1], rcq=self._cqs[0], cap=QPCap(QUEUE, QUEUE, 4, 4, 256))
+        attr = QPInitAttr(cmid.qp_type, scq=self._cqs[1], rcq=self._cqs[0], cap=QPCap(QUEUE, QUEUE, 4, 4, 256))
         self._qp = cmid.create_qp(attr, self._pd)
         self._regions: list[SoftRegion] = []
+        self._windows: list[MW] = []
 
     def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region:
         region = SoftRegion(self._pd, content, access)
         self._regions.append(region)
         return region
 
-    def window(self, region: Region) -> int:
-        return region.rkey
+    def window(self, mw_type: int) -> Window:
+        self._windows.append(MW(self._pd, MWType(mw_type)))
+        return Window(self._windows[-1], mw_type)
+
+    def post_bind(self, window: Window, region: Region, offset: int, length: int, access: int) -> int:
+        assert isinstance(region, SoftRegion)
+        mw = window.mw
+        info = MWBindInfo(region.mr, region.addr + offset, length, access)
+        if window.mw_type == MWType.TYPE_1:
+            self._qp.bind_mw(mw, MWBind(info, SendFlag.SIGNALED))
+        else:
+            bind = SendWR(0, WROpcode.BIND_MW)
+            bind.set_bind_wr(mw, info)
+            self._qp.post_send(bind)
+        key: int = mw.rkey
+        return key
 
     def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None:
         self._qp.post_recv(RecvWR(wr_id, [SGE(*piece) for piece in pieces]))
@@ -108,14 +148,17 @@ class SoftEnd(End):
                 SendWR(
                     work.wr_id,
                     WROpcode(work.opcode),
-                    [SGE(*piece) for piece in work.pieces],
-                    work.flags,
+                    [work.data] if work.data else [SGE(*piece) for piece in work.pieces],
+                    work.flags | (Flag.INLINE if work.data else 0),
                     imm_data=work.imm,
                     remote_addr=work.addr,
                     rkey=work.rkey,
                     compare_add=work.compare_add,
                     swap=work.swap,
                     invalidate_rkey=work.invalidate,
+                    flush_length=work.length,
+                    flush_type=work.placement,
+                    flush_level=work.selectivity,
                 )
                 for work in works
             ]
@@ -159,6 +202,8 @@ class SoftEnd(End):
 
     def destroy(self) -> None:
         self._id.destroy()
+        for window in self._windows:
+            window.close()
         for region in self._regions:
             region.mr.close()
         for cq in self._cqs:

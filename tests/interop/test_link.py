@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from interop.batches import HEADERS, Batch, Batches
-from interop.judge import RNR, SEQUENCE
+from interop.judge import REFUSAL, RNR, SEQUENCE
 from interop.machine.run import Result
 from interop.operations import OPERATIONS
-from interop.scenario import ATTEMPTS, Guest
+from interop.scenario import ATTEMPTS, Guest, require_kernel
 
 OURS = "python3 -m rdmacm rping"
 #: Operations with packets of every kind whose result does not depend on which packets are lost. (The NAK of an error
@@ -111,6 +111,30 @@ class TestImpairedLink:
             if "RETRY_EXC_ERR" not in batch.result.output:
                 break
         assert found == []
+
+    @pytest.mark.cell(ROW, "active")
+    @pytest.mark.parametrize("impairment", ["2 % are lost"], indirect=True)
+    @pytest.mark.parametrize("family", [4, 6])
+    def test_our_flushes_and_atomic_writes_succeed(
+        self, guest: Guest, batches: Batches, impairment: str, family: int
+    ) -> None:
+        """Ours only: rdma_rxe repeats such a request with the address 0, so that of the peer is refused."""
+        require_kernel(guest, (6, 2))
+        names = ("flush", "atomic_write", "flush_and_atomic_write")
+        naks = RNR | SEQUENCE | REFUSAL
+        batch = batches.get(guest, family=family, listens="rxe", only=names, link=impairment, naks=naks)
+        faults = [batch.failure(name, "request") for name in names]
+        assert [fault for fault in faults if fault is not None and "our end" in fault] == []
+
+
+@pytest.mark.cell("unreliable connections on a link that loses 10 % of the packets", "both")
+@pytest.mark.parametrize("impairment", ["10 % are lost"], indirect=True)
+@pytest.mark.parametrize(("listens", "family"), [("rxe", 4), ("soft", 4), ("rxe", 6), ("soft", 6)])
+def test_loss_drops_messages_of_an_unreliable_connection(
+    guest: Guest, batches: Batches, impairment: str, listens: str, family: int
+) -> None:
+    batch = batches.get(guest, family=family, listens=listens, only=("uc_loss",), link=impairment)
+    assert [batch.failure("uc_loss", part) for part in ("request", "respond")] == [None, None]
 
 
 @pytest.mark.cell("path MTU 2048 and 4096", "both")

@@ -91,7 +91,9 @@ def receives(with_immediate: bool) -> Callable[[End], None]:
 # -- RDMA -----------------------------------------------------------------------------------------------------
 
 
-def writes(opcode: Opcode) -> Callable[[End], None]:
+def writes(opcode: Opcode, then_send: bool = False) -> Callable[[End], None]:
+    """WRITEs of all sizes; ``then_send``: and an empty message, which tells an unreliable responder that they came."""
+
     def request(end: End) -> None:
         sizes = message_sizes(end.device.mtu)
         region = end.region(filled(sizes))
@@ -111,24 +113,31 @@ def writes(opcode: Opcode) -> Callable[[End], None]:
             )
         )
         check_opcodes(end.sent(*numbers), WcOpcode.RDMA_WRITE)
+        if then_send:
+            end.post(Work(Opcode.SEND, [], len(sizes)))
+            end.sent(len(sizes))
         end.finish(first=True)
 
     return request
 
 
-def written(with_immediate: bool) -> Callable[[End], None]:
+def written(with_immediate: bool, then_send: bool = False) -> Callable[[End], None]:
     def respond(end: End) -> None:
         sizes = message_sizes(end.device.mtu)
         region = end.region(blank(sizes), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
         numbers = range(len(sizes)) if with_immediate else ()
         for i in numbers:
             end.post_receive(i, [])
+        if then_send:
+            end.post_receive(len(sizes), [])
         end.connect(region)
         if with_immediate:
             completions = end.received(*numbers)
             check_opcodes(completions, WcOpcode.RECV_RDMA_WITH_IMM)
             check_lengths(completions, sizes)
             check_immediates(completions, True)
+        if then_send:
+            end.received(len(sizes))
         end.finish(first=False)
         check(region, filled(sizes), "written")
 

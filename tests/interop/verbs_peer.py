@@ -6,6 +6,7 @@ import ctypes as c
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,13 +27,18 @@ from interop.ends import (
     Piece,
     Region,
     WcFlag,
+    Window,
     Work,
 )
 from interop.peer import main
 from interop.rdma_core import (
+    AddrInfo,
+    BindMw,
     CmEvent,
     CmId,
     ConnParam,
+    MwBind,
+    MwBindInfo,
     QpAttr,
     QpCap,
     QpInitAttr,
@@ -46,13 +52,16 @@ from interop.rdma_core import (
     rdma,
     verbs,
 )
+from interop.rxe_ring import SendRing, queue_maps
 
-_PS_TCP, _QPT_RC, _MW_TYPE_2 = 0x0106, 2, 2
+_PS_TCP, _PS_IB, _QPT_RC, _QPT_UC, _MW_TYPE_1, _RAI_PASSIVE = 0x0106, 0x013F, 2, 3, 1, 1
 #: IBV_QP_PATH_MTU, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC.
 _ASKED = 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 15 | 1 << 17
 #: rdma_rxe reports WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK in user space.
 _KERNEL_WITH_INV = 4
 _ATOMICS = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
+#: Written into the send queue itself.
+_RING = (Opcode.FLUSH, Opcode.ATOMIC_WRITE)
 
 
 def _address(host: str, port: int) -> Any:
@@ -97,32 +106,52 @@ class VerbsRegion(Region):
 
 class VerbsDevice(Device):
     name = "rdma-core"
-    window_access = Access.MW_BIND
 
     def __init__(self) -> None:
         super().__init__()
         self.channel = rdma.rdma_create_event_channel()
+        #: The listener of type UC, and the addresses of the ids of its requests.
+        self._uc_listener: Any = None
+        self._uc_requests: set[int] = set()
 
     def _make_id(self) -> Any:
         cmid = c.POINTER(CmId)()
         rdma.rdma_create_id(self.channel, c.byref(cmid), None, _PS_TCP)
         return cmid
 
+    def _make_endpoint(self, address: str, port: int, flags: int) -> Any:
+        """An id of type UC, bound to the address or with a route to it: rdma_create_id makes ids of type RC only."""
+        there = _address(address, port)
+        info = AddrInfo(flags, there.family, _QPT_UC, _PS_IB)
+        if flags & _RAI_PASSIVE:
+            info.src_len, info.src_addr = c.sizeof(there), c.addressof(there)
+        else:
+            info.dst_len, info.dst_addr = c.sizeof(there), c.addressof(there)
+        cmid = c.POINTER(CmId)()
+        rdma.rdma_create_ep(c.byref(cmid), c.byref(info), None, None)
+        rdma.rdma_migrate_id(cmid, self.channel)
+        return cmid
+
     def listen(self, address: str, port: int) -> None:
         listener = self._make_id()
         rdma.rdma_bind_addr(listener, c.byref(_address(address, port)))
-        rdma.rdma_listen(listener, 8)
+        self._uc_listener = self._make_endpoint(address, port, _RAI_PASSIVE)
+        for each in (listener, self._uc_listener):
+            rdma.rdma_listen(each, 8)
 
     def answer(self, request: Event) -> End:
-        return VerbsEnd(self, request, request.id)
+        is_uc = c.addressof(request.id.contents) in self._uc_requests
+        return VerbsEnd(self, request, request.id, _QPT_UC if is_uc else _QPT_RC)
 
-    def call(self, address: str, port: int) -> End:
+    def call(self, address: str, port: int, unreliable: bool = False) -> End:
+        if unreliable:
+            return VerbsEnd(self, None, self._make_endpoint(address, port, 0), _QPT_UC)
         cmid = self._make_id()
         rdma.rdma_resolve_addr(cmid, None, c.byref(_address(address, port)), 2000)
         self.event(EventKind.ADDR_RESOLVED)
         rdma.rdma_resolve_route(cmid, 2000)
         self.event(EventKind.ROUTE_RESOLVED)
-        return VerbsEnd(self, None, cmid)
+        return VerbsEnd(self, None, cmid, _QPT_RC)
 
     def next_event(self, seconds: float) -> Event:
         _readable(self.channel.contents.fd, seconds, "event")
@@ -140,13 +169,16 @@ class VerbsDevice(Device):
         )
         # A copy of the pointer: the acknowledgement frees the structure.
         cmid = c.cast(happened.id, c.POINTER(CmId))
+        listeners = (happened.listen_id, self._uc_listener)
+        if all(listeners) and c.addressof(listeners[0].contents) == c.addressof(listeners[1].contents):
+            self._uc_requests.add(c.addressof(cmid.contents))
         result = Event(happened.event, happened.status, cmid, param)
         rdma.rdma_ack_cm_event(event)
         return result
 
 
 class VerbsEnd(End):
-    def __init__(self, device: Device, request: Event | None, cmid: Any) -> None:
+    def __init__(self, device: Device, request: Event | None, cmid: Any, qp_type: int) -> None:
         super().__init__(device, request)
         self._id = cmid
         context = cmid.contents.verbs
@@ -159,28 +191,39 @@ class VerbsEnd(End):
         channels = [verbs.ibv_create_comp_channel(context) for _ in range(2)]
         self._cqs = [(channel, verbs.ibv_create_cq(context, 2 * QUEUE, None, channel, 0)) for channel in channels]
         attr = QpInitAttr(
-            send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=_QPT_RC
+            send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=qp_type
         )
+        before = queue_maps()
         rdma.rdma_create_qp(cmid, self._pd, c.byref(attr))
         self._qp = cmid.contents.qp
+        self._ring = SendRing(queue_maps() - before, context.contents.cmd_fd, self._qp.contents.handle)
 
     def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region:
         region = VerbsRegion(self._pd, content, access)
         self._regions.append(region)
         return region
 
-    def window(self, region: Region) -> int:
-        assert isinstance(region, VerbsRegion)
-        window = operation(self._id.contents.verbs, "alloc_mw")(self._pd, _MW_TYPE_2)
+    def window(self, mw_type: int) -> Window:
+        window = operation(self._id.contents.verbs, "alloc_mw")(self._pd, mw_type)
         assert window, "ibv_alloc_mw"
         self._windows.append(window)
-        bind = SendWr(opcode=Opcode.BIND_MW, send_flags=Flag.SIGNALED)
-        key: int = window.contents.rkey & ~0xFF | window.contents.rkey + 1 & 0xFF
-        bind.bind_mw.mw, bind.bind_mw.rkey, bind.bind_mw.mr = window, key, region.mr
-        bind.bind_mw.addr, bind.bind_mw.length = region.addr, region.length
-        bind.bind_mw.mw_access_flags = Access.REMOTE_WRITE
-        self._send(bind)
-        self.sent(0)
+        return Window(window, mw_type)
+
+    def post_bind(self, window: Window, region: Region, offset: int, length: int, access: int) -> int:
+        assert isinstance(region, VerbsRegion)
+        mw = window.mw
+        key: int = mw.contents.rkey & ~0xFF | mw.contents.rkey + 1 & 0xFF
+        info = MwBindInfo(region.mr, region.addr + offset, length, access)
+        if window.mw_type == _MW_TYPE_1:
+            bind = MwBind(0, Flag.SIGNALED, info)
+            failed = operation(self._id.contents.verbs, "bind_mw")(self._qp, mw, c.byref(bind))
+            assert not failed, f"ibv_bind_mw: {failed}"
+            assert mw.contents.rkey == key
+        else:
+            wr = SendWr(opcode=Opcode.BIND_MW, send_flags=Flag.SIGNALED)
+            wr.bind_mw = BindMw(mw, key, info)
+            self._send(wr)
+            mw.contents.rkey = key
         return key
 
     def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None:
@@ -191,9 +234,12 @@ class VerbsEnd(End):
 
     def post(self, *works: Work) -> None:
         for work in works:
+            if work.opcode in _RING:
+                self._post_to_ring(work)
+                continue
             sges = _elements(work.pieces)
             wr = SendWr(work.wr_id, None, sges, len(work.pieces), work.opcode, work.flags, work.imm)
-            if work.opcode is Opcode.SEND_WITH_INV:
+            if work.opcode in (Opcode.SEND_WITH_INV, Opcode.LOCAL_INV):
                 # The key is in the field of immediate data, in host byte order.
                 wr.imm_data = socket.htonl(work.invalidate)
             if work.opcode in _ATOMICS:
@@ -203,6 +249,15 @@ class VerbsEnd(End):
             else:
                 wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = work.addr, work.rkey
             self._send(wr)
+
+    def _post_to_ring(self, work: Work) -> None:
+        if work.opcode is Opcode.FLUSH:
+            length = work.length
+            operands = struct.pack("=QIIBB", work.addr, length, work.rkey, work.placement, work.selectivity)
+        else:
+            length = len(work.data)
+            operands = struct.pack("=QI", work.addr, work.rkey)
+        self._ring.post(work.wr_id, work.opcode, work.flags, work.addr, length, operands, work.data)
 
     def _send(self, wr: SendWr) -> None:
         failed = self._post_send(self._qp, c.byref(wr), c.byref(c.c_void_p()))

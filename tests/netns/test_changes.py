@@ -577,7 +577,9 @@ class TestGidTable:
             net.a.ip("address", "add", "fd07::12/64", "dev", "va", "nodad")
             net.a.settle("va")
             wanted = Gid.from_ip(inet_pton(AF_INET6, "fd07::12"))
-            until(lambda: wanted in {row.gid for row in verbs.query_gid_table()}, channel, "the table has the address")
+            until(
+                lambda: wanted in {row.gid for row in verbs.query_gid_table()}, channel, "the address is in the table"
+            )
             (row,) = (row for row in verbs.query_gid_table() if row.gid == wanted)
             assert verbs.query_gid(1, row.gid_index) == wanted
             net.a.ip("address", "del", "fd07::12/64", "dev", "va")

@@ -408,7 +408,7 @@ class TestUsers:
         assert here.bind(ANY, 1023) == 1023
         assert here.bind(ANY, 1) == 1
 
-    @pytest.mark.parametrize("root_first", [True, False])
+    @pytest.mark.parametrize("root_first", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_users_share_the_port_table(self, host: Host, root_first: bool) -> None:
         first = Process(host) if root_first else Process(host, str(NOBODY))
         port = first.bind(ONE)

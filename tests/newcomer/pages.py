@@ -21,7 +21,7 @@ VARYING = re.compile(
     | (?P<flow_label> (?<=flow\ label\ ) 0x[0-9a-f]{2,5} )
     | (?P<service_id> \b 0x13f[89a-f][0-9a-f]{3} \b )          # of a free port
     | (?P<port> (?<=:) [3-6]\d{4} \b )                         # a free port
-    | (?P<rate> [\d,]+ (?=\ MB/s|\ a\ second) )
+    | (?P<rate> [\d,]+ (?=\ MB/s|\ a\ second|\ messages/s) )
     | (?P<fabric> \b rdmacm-[0-9a-f]{12} \b )
     | (?P<guid> (?<![:\w]) [0-9a-f]{4} (:[0-9a-f]{4}){3} (?![:\w]) )
     | (?P<path> (?<=[(\ ]) (/[\w.-]+)+/ (?=python|rdmacm) )    # of the environment

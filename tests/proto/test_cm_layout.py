@@ -10,6 +10,7 @@ import pytest
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Path
 from rdmacm.proto.layout import Bits, Bytes, Layout
 from rdmacm.proto.wire import WireError
+from support.examples import EXAMPLES
 from support.rows import for_each
 
 KINDS: list[Any] = [REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR, Path]
@@ -53,7 +54,7 @@ def with_unused_bits_cleared(layout: Layout, data: bytes) -> bytes:
 def test_generated_functions_match_the_layout_table(kind: Any) -> None:
     source = random.Random(kind.__name__)
     layout = kind._LAYOUT
-    for _ in range(200):
+    for _ in range(2 * EXAMPLES):
         data = source.randbytes(layout.size)
         assert layout.unpack(data) == unpacked_bit_by_bit(layout, data)
         assert layout.unpack(memoryview(data)) == unpacked_bit_by_bit(layout, data)

@@ -232,3 +232,27 @@ class TestCrc32:
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
         # The module chooses at import, so the test calls the private function.
         assert icrc._find_crc32() is zlib.crc32
+
+
+@given(any_flow(), st.binary(min_size=32, max_size=32), ids, ids)
+def test_flush_of_rxe_is_covered_twice(
+    ends: tuple[bytes, bytes, int], data: bytes, identification: int, guess: int
+) -> None:
+    body = data[:4] + b"\0" + data[5:]  # FECN, BECN and the bits after them
+    packet = packet_around(*ends, identification, body)
+    (once,) = struct.unpack("<I", reference_icrc(packet))
+    sealed = body + struct.pack("<I", zlib.crc32(body, once))
+    flow = Icrc(*ends)
+    assert flow.seal_twice(body, identification) == sealed[-4:]
+    found = flow.solve_twice(memoryview(sealed), guess)
+    assert found == (guess if flow.is_ipv6 else identification)
+    damaged = bytearray(sealed)
+    damaged[20] ^= 4
+    again = flow.solve_twice(memoryview(damaged), guess)
+    assert again is None or again != found
+
+
+@for_each("size", range(20))
+def test_short_packet_is_no_flush(size: int) -> None:
+    flow = Icrc(bytes(4), bytes(4), 1)
+    assert flow.solve_twice(memoryview(bytes(size))) is None

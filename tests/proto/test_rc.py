@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.work import RecvWork, SendWork
+from support.examples import MANY_EXAMPLES
 from support.rc import ALL, BASE, RKEY, TRAIN, Pair, ack, send, statuses, view
 from support.rows import for_each
 
@@ -399,7 +400,7 @@ def test_packets_in_flight_are_limited_to_the_window(mtu: int, after_loss: int) 
 BODIES = st.binary(max_size=300)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=MANY_EXAMPLES)
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(-3, 3), st.integers(0, 255), BODIES), max_size=12))
 def test_arbitrary_packets_do_not_raise(packets: list[tuple[int, int, int, bytes]]) -> None:
     pair = Pair(access=ALL)
@@ -421,7 +422,6 @@ def test_arbitrary_packets_do_not_raise(packets: list[tuple[int, int, int, bytes
     assert bytes(inbox[:20] + inbox[80:]) == bytes(40), "a receive is not written beyond its buffer"
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 400), st.integers(0, 7))
 def test_undetected_bit_errors_do_not_raise(seed: int, where: int, bit: int) -> None:
     pair = Pair(seed)

@@ -247,7 +247,7 @@ def test_reads_need_rd_atomic_resources_on_both_ends(opcode: WROpcode) -> None:
     assert statuses(pair.done[0]) == [(2, "REM_INV_REQ_ERR")]
 
 
-@pytest.mark.parametrize("opcode", [WROpcode.LOCAL_INV, WROpcode.BIND_MW, WROpcode.TSO, WROpcode.FLUSH])
+@pytest.mark.parametrize("opcode", [WROpcode.TSO])
 def test_unsupported_opcodes_raise_value_error(opcode: WROpcode) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         Pair().ends[0].post_send(SendWork(1, opcode))
@@ -258,6 +258,22 @@ def test_reads_beyond_max_dest_rd_atomic_are_refused() -> None:
     for number in range(3):
         give(engine, packet(READ, reth(8), psn=PSN + number))
     assert syndromes(engine) == [(0x10, 0x1F), (0x10, 0x1F), (ACK, 0x61)]
+
+
+def test_duplicate_read_of_a_key_that_was_revoked_is_dropped() -> None:
+    """It may be a late copy of a READ that is complete, and whose key the peer has given up."""
+    memory = Region()
+    engine = receiver(memory)
+    request = packet(READ, reth(8))
+    assert give(engine, request) == 1
+    assert syndromes(engine) == [(0x10, 0x1F)]
+    memory.keys.clear()
+    give(engine, request)
+    assert syndromes(engine) == []
+    assert not engine.failed
+    memory.keys.add(RKEY)
+    give(engine, request)
+    assert syndromes(engine) == [(0x10, 0x1F)]
 
 
 def test_deregistration_during_a_write_is_answered_with_nak() -> None:

@@ -14,7 +14,8 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, fast_path
 from rdmacm.work import RecvWork, SendWork
-from support.rc import connect
+from support.examples import EXAMPLES
+from support.rc import ALL, connect
 from support.rows import for_each
 
 MTU = 256
@@ -22,7 +23,7 @@ A, B = b"\x7f\0\0\1", b"\x7f\0\0\2"
 SIZES = (0, 1, 2, 3, 4, 63, 64, MTU - 1, MTU, MTU + 1, 3 * MTU)
 OPCODES = (
     *(WROpcode.SEND, WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM),
-    *(WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD),
+    *(WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.FLUSH, WROpcode.ATOMIC_WRITE),
 )
 
 
@@ -33,13 +34,19 @@ class Region:
     def remote(self, _rkey: int, address: int, length: int, _access: AccessFlag) -> memoryview | None:
         return self.view[address : address + length] if address + length <= len(self.view) else None
 
+    def permits(self, _rkey: int, _access: AccessFlag) -> bool:
+        return True
+
     def invalidate(self, _rkey: int) -> bool:
+        return True
+
+    def bind(self, _bind: object) -> bool:
         return True
 
 
 def work(source: random.Random, number: int) -> SendWork:
     opcode = source.choice(OPCODES)
-    size = 8 if opcode is WROpcode.ATOMIC_FETCH_AND_ADD else source.choice(SIZES)
+    size = 8 if opcode in (WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.ATOMIC_WRITE) else source.choice(SIZES)
     data = bytearray(source.randbytes(size))
     cut = source.choice((0, 0, size // 2))
     segments = [memoryview(data)[:cut], memoryview(data)[cut:]] if cut else [memoryview(data)] if size else []
@@ -47,6 +54,8 @@ def work(source: random.Random, number: int) -> SendWork:
         segments[-1].release()
     solicited, fence, signaled = (source.random() < 0.2 for _ in range(3))
     address = source.choice((0, 8, 64) if source.random() < 0.99 else (1 << 20,))
+    if opcode is WROpcode.FLUSH:
+        return SendWork(number, opcode, (), not signaled, solicited, fence, address, 7, flush=(size, 1, size & 1))
     return SendWork(
         number, opcode, segments, not signaled, solicited, fence, address, 7, imm=number, compare_add=number
     )
@@ -66,7 +75,7 @@ def transcript(seed: int, *, general: bool) -> list[object]:
     ends = (RcEngine(1, memory[0]), RcEngine(2, memory[1]))
     for index, end in enumerate(ends):
         connect(end, index)
-        end.ready_to_receive(RtrAttributes(2 - index, 0xFFFFFA, path_mtu=MTU))
+        end.ready_to_receive(RtrAttributes(2 - index, 0xFFFFFA, path_mtu=MTU, access=ALL))
         end.ready_to_send(RtsAttributes(0xFFFFFA, timeout=0.5, retry_cnt=3))
     observed: list[object] = []
     buffers: list[RecvWork] = []
@@ -108,7 +117,7 @@ def disable_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_path, "try_single_packet", lambda *_: None)
 
 
-@for_each("seed", range(60))
+@for_each("seed", range(EXAMPLES))
 def test_fast_path_matches_the_general_path(seed: int) -> None:
     fast = transcript(seed, general=False)
     with pytest.MonkeyPatch.context() as patch:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rdmacm.enums import WCOpcode, WROpcode
 from rdmacm.work import WC, RecvWork, SendWork
+from support.examples import MANY_EXAMPLES
 from support.rc import (
     ACK,
     BASE,
@@ -188,7 +189,7 @@ def test_gap_is_reported_despite_duplicates() -> None:
 RAW = st.binary(max_size=400)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=MANY_EXAMPLES)
 @given(RAW, st.integers(0, 300))
 @example(bytes(65507), 1)
 @example(bytes(65507), 0)
@@ -205,7 +206,7 @@ def test_malformed_packets_are_counted(data: bytes, segment: int) -> None:
 BODIES = st.one_of(st.just(bytes(240)), st.just(reth(600) + bytes(240)), st.binary(max_size=260))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=MANY_EXAMPLES)
 @given(
     st.lists(st.tuples(st.integers(0, 0x1F), st.integers(-2, 2), st.integers(0, 255), BODIES), max_size=12),
     st.booleans(),

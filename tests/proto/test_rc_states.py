@@ -221,7 +221,7 @@ def test_pkeys_match_by_partition_and_membership(ours: int, theirs: int, accepte
     [
         (0, 0x24, "opcode"),  # unreliable
         (0, 0x1F, "opcode"),
-        (0, 0x1C, "opcode"),  # FLUSH
+        (0, 0x1B, "opcode"),
         (0, 0x14, "length"),  # an atomic has more headers
         (1, 0x01, "version"),
         (7, 0x13, "qpn"),

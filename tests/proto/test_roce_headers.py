@@ -20,6 +20,7 @@ from rdmacm.proto.roce.headers import (
     IETH,
     RETH,
     RNR_TIMER_SECONDS,
+    XRCETH,
     AethType,
     AtomicAckETH,
     AtomicETH,
@@ -59,6 +60,7 @@ any_bth = st.builds(
     resv7=bits(7),
 )
 any_header = {
+    "xrceth": st.builds(XRCETH, srqn=bits(24), resv8=bits(8)),
     "deth": st.builds(DETH, qkey=bits(32), src_qpn=bits(24), resv8=bits(8)),
     "feth": st.builds(FETH, sel=bits(2), plt=bits(4), resv26=bits(26)),
     "reth": st.builds(RETH, virtual_address=bits(64), rkey=bits(32), dma_length=bits(32)),
@@ -70,6 +72,7 @@ any_header = {
 }
 SIZES: dict[type, int] = {
     BTH: 12,
+    XRCETH: 4,
     DETH: 8,
     FETH: 4,
     RETH: 16,
@@ -296,6 +299,7 @@ class TestFastPath:
     @for_each(
         ("layout", "header"),
         [
+            (headers.XRCETH_STRUCT, XRCETH),
             (headers.DETH_STRUCT, DETH),
             (headers.FETH_STRUCT, FETH),
             (headers.RETH_STRUCT, RETH),

@@ -37,13 +37,18 @@ RC = [
     (0x1D, "ATOMIC_WRITE", H.RETH, 28, "QSED"),
 ]
 UC = [(row[0] + 0x20, *row[1:]) for row in RC if row[0] <= 0x0B]
+XRC = [
+    (number + 0xA0, name, headers | (H.XRCETH if "Q" in letters else 0), length + 4 * ("Q" in letters), letters)
+    for number, name, headers, length, letters in RC
+    if number < 0x1C
+]
 UD = [
     (0x64, "SEND_ONLY", H.DETH, 20, "QSEDR"),
     (0x65, "SEND_ONLY_WITH_IMMEDIATE", H.DETH | H.IMM_DT, 24, "QSEDR"),
 ]
 ALL = [
     (number, f"{transport}_{name}", headers, length, letters)
-    for transport, rows in (("RC", RC), ("UC", UC), ("UD", UD))
+    for transport, rows in (("RC", RC), ("UC", UC), ("UD", UD), ("XRC", XRC))
     for number, name, headers, length, letters in rows
 ]
 LETTERS = {
@@ -59,12 +64,12 @@ LETTERS = {
 @for_each(("number", "name", "headers", "length", "letters"), ALL, ids=[row[1] for row in ALL])
 def test_opcodes_match_the_specification(number: int, name: str, headers: int, length: int, letters: str) -> None:
     assert Opcode(number).name == name
-    assert TransportService(number & opcodes.TRANSPORT_MASK).name == name[:2]
+    assert TransportService(number & opcodes.TRANSPORT_MASK).name == name.split("_", maxsplit=1)[0]
     assert opcodes.EXTENDED_HEADERS[number] == headers
     assert opcodes.HEADER_LENGTH[number] == length
     assert {letter for letter, table in LETTERS.items() if table[number]} == set(letters)
-    assert Operation(opcodes.OPERATION[number]).name in name or number in (0x13, 0x14)
-    assert (Operation(opcodes.OPERATION[number]) is Operation.ATOMIC) is (number in (0x13, 0x14))
+    assert Operation(opcodes.OPERATION[number]).name in name or number & 0x5F in (0x13, 0x14)
+    assert (Operation(opcodes.OPERATION[number]) is Operation.ATOMIC) is (number & 0x5F in (0x13, 0x14))
 
 
 def test_other_opcodes_are_unknown() -> None:

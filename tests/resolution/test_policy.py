@@ -18,6 +18,7 @@ from rdmacm.soft.devices import read_host
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
 from rdmacm.verbs.enums import LinkLayer
+from support.examples import MANY_EXAMPLES
 
 #: The view of an InfiniBand port in partitions 0xFFFF and 0x8001.
 SUBNET = MemorySubnet()
@@ -56,7 +57,7 @@ def queries(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
     return network, Query(destination, source.ip, origin, route, "egress", bound, link_layer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=MANY_EXAMPLES)
 @given(queries())
 def test_selection_and_explanation_agree(network_and_query: tuple[MemoryNetwork, Query]) -> None:
     network, query = network_and_query

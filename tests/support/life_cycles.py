@@ -1,8 +1,8 @@
 """One connection on a simulated network from connecting to its end, with every byte and every completion checked.
 
-:func:`live` connects two hosts, lets both send, write, read and do atomics at the same time, disconnects, and checks
-what is left. The seed decides the work requests, how many are posted at once, which side disconnects, and the packets'
-faults.
+:func:`live` connects two hosts, lets both send, write, read, flush and do atomics at the same time, disconnects, and
+checks what is left. The seed decides the work requests, how many are posted at once, which side disconnects, and the
+packets' faults.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rdmacm.verbs import (
     MR,
     WC,
     AccessFlag,
+    PlacementType,
     QPCap,
     QPInitAttr,
     QPState,
@@ -45,11 +46,18 @@ PATIENCE = 300.0
 #: The longest message, and the parts of the memory that the peer accesses: a counter, what it reads, what it writes.
 ROOM = 3200
 SOURCE, TARGET = 64, 64 + ROOM
-_EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+_EVERYTHING = (
+    AccessFlag.LOCAL_WRITE
+    | AccessFlag.REMOTE_READ
+    | AccessFlag.REMOTE_WRITE
+    | AccessFlag.REMOTE_ATOMIC
+    | AccessFlag.FLUSH_GLOBAL
+)
 MEMORY = struct.Struct("!QI")
 _KINDS = (
     *(Op.SEND, Op.SEND, Op.SEND_WITH_IMM, Op.RDMA_WRITE, Op.RDMA_WRITE_WITH_IMM),
     *(Op.RDMA_READ, Op.RDMA_READ, Op.ATOMIC_FETCH_AND_ADD, Op.ATOMIC_CMP_AND_SWP),
+    *(Op.FLUSH, Op.ATOMIC_WRITE),
 )
 _COMPLETES_AS = {
     Op.SEND: WCOpcode.SEND,
@@ -59,6 +67,8 @@ _COMPLETES_AS = {
     Op.RDMA_READ: WCOpcode.RDMA_READ,
     Op.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
     Op.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
+    Op.FLUSH: WCOpcode.FLUSH,
+    Op.ATOMIC_WRITE: WCOpcode.ATOMIC_WRITE,
 }
 _RECEIVED = (Op.SEND, Op.SEND_WITH_IMM, Op.RDMA_WRITE_WITH_IMM)
 _IMMEDIATE = (Op.SEND_WITH_IMM, Op.RDMA_WRITE_WITH_IMM)
@@ -118,6 +128,13 @@ class WorkPlan:
                 self.work.append(self._atomic(opcode, flags, random))
             elif opcode is Op.RDMA_READ:
                 self.work.append(self._read(size, flags, random, shown))
+            elif opcode is Op.ATOMIC_WRITE:
+                local = random.randint(0, ROOM - 8)
+                self.counter = int.from_bytes(self.out[local : local + 8], "little")
+                flags |= random.choice((0, SendFlag.INLINE))
+                self.work.append(Work(opcode, 8, flags, local))
+            elif opcode is Op.FLUSH:
+                self.work.append(Work(opcode, size, flags, 0, TARGET, operands=(PlacementType.GLOBAL, size & 1)))
             else:
                 size = min(size, ROOM - len(self.written)) if opcode in _WRITES else size
                 local = random.randint(0, ROOM - size)
@@ -261,6 +278,9 @@ class End:
                 wr = SendWR(number, work.opcode, sg, work.flags, imm_data=work.imm)
             if work.opcode in _ATOMICS:
                 wr.set_wr_atomic(rkey, addr, *work.operands)
+            elif work.opcode is Op.FLUSH:
+                wr.sg = ()
+                wr.set_wr_flush(rkey, addr + work.remote, work.size, *work.operands)
             elif work.opcode not in (Op.SEND, Op.SEND_WITH_IMM):
                 wr.set_wr_rdma(rkey, addr + work.remote)
             wrs.append(wr)

@@ -27,8 +27,8 @@ class End:
         self.channel = EventChannel(host.provider)
         self.ids: list[CmId] = []
 
-    def id(self, port_space: PortSpace = PortSpace.TCP, context: object = None) -> CmId:
-        cmid = CmId(self.channel, port_space, context=context)
+    def id(self, port_space: PortSpace = PortSpace.TCP, context: object = None, *, qp_type: int | None = None) -> CmId:
+        cmid = CmId(self.channel, port_space, context=context, qp_type=qp_type)
         self.ids.append(cmid)
         return cmid
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.soft.wire.base import Received
 from rdmacm.soft.wire.udp import UdpWire
 from support.wires import PATIENCE, packet, path
@@ -77,7 +78,7 @@ class Server:
         for start in range(0, len(data), segment or len(data)):
             body = bytes(data[start : start + segment] if segment else data)
             qpn = int.from_bytes(body[5:8], "big")
-            if qpn != 1 and qpn >> 12 != self.wire.slot:
+            if qpn not in (1, MULTICAST_QPN) and qpn >> 12 != self.wire.slot:
                 self.wrong += 1
             elif body[12:13] == b"?":
                 answer = b"!" + body[16:20] + os.getpid().to_bytes(4, "big")

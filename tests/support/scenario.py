@@ -64,8 +64,8 @@ class Side:
         self.tell: Callable[[str, Any], None]
         self.look: Callable[[], None] = lambda: None
 
-    def make_id(self, port_space: int = PortSpace.TCP) -> CmId:
-        return CmId(self.channel, port_space)
+    def make_id(self, port_space: int = PortSpace.TCP, qp_type: int | None = None) -> CmId:
+        return CmId(self.channel, port_space, qp_type=qp_type)
 
     # -- waiting --------------------------------------------------------------------------------------
 
@@ -104,19 +104,19 @@ class Side:
 
     # -- the beginning of most scenarios --------------------------------------------------------------
 
-    async def resolved(self, **options: Any) -> CmId:
+    async def resolved(self, port_space: int = PortSpace.TCP, *, qp_type: int | None = None, **options: Any) -> CmId:
         """An id with a resolved route to the other end's port."""
         await self.told("listening")
-        cmid = self.make_id()
+        cmid = self.make_id(port_space, qp_type)
         cmid.resolve_addr((self.peer, self.port), **options)
         await self.event(CmEventType.ADDR_RESOLVED)
         cmid.resolve_route()
         await self.event(CmEventType.ROUTE_RESOLVED)
         return cmid
 
-    def listening(self, backlog: int = 0, port_space: int = PortSpace.TCP) -> CmId:
+    def listening(self, backlog: int = 0, port_space: int = PortSpace.TCP, *, qp_type: int | None = None) -> CmId:
         """A listener on this end's address."""
-        listener = self.make_id(port_space)
+        listener = self.make_id(port_space, qp_type)
         listener.bind_addr((self.address, self.port))
         listener.listen(backlog)
         self.tell("listening", None)

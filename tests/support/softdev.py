@@ -10,19 +10,30 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.progress.runtime import Runtime
+from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.memory import SoftMR
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import (
+    IpFields,
+    PacketBuffer,
+    Received,
+    SocketAddress,
+    Undelivered,
+    WirePath,
+    WireRoute,
+    group_key,
+)
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
-from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState, QPType
-from rdmacm.verbs.wr import SGE
+from rdmacm.verbs.enums import WC, AccessFlag, EventType, Mtu, QPAttrMask, QPState, QPType
+from rdmacm.verbs.wr import SGE, AddressHandle
 
 T = TypeVar("T")
 
@@ -34,12 +45,31 @@ RTR_MASK = (
     _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 )  # fmt: skip
 RTS_MASK = _M.STATE | _M.SQ_PSN | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+UD_STEPS = (
+    (QPState.INIT, _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY),
+    (QPState.RTR, _M.STATE),
+    (QPState.RTS, _M.STATE | _M.SQ_PSN),
+)
+
+
+class Heard(list[EventType]):
+    """The asynchronous events of an object, in order."""
+
+    post = list.append
+
+
+class Handle:
+    """An address handle without its protection domain."""
+
+    def __init__(self, attr: AHAttr) -> None:
+        self.attr = attr
 
 
 class MemoryRoute:
-    def __init__(self, path: WirePath, traffic_class: int) -> None:
+    def __init__(self, path: WirePath, traffic_class: int, hop_limit: int) -> None:
         self.path = path
         self.traffic_class = traffic_class
+        self.hop_limit = hop_limit
         self.remote_host = str(ip_address(path.remote))
         self.source_port = 50_000
 
@@ -55,6 +85,7 @@ class MemoryWire:
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
         self.inbox: deque[Received] = deque()
+        self.groups: set[bytes] = set()
         self._net = net
         self._train = train
 
@@ -79,10 +110,11 @@ class MemoryWire:
     def receive(self, skip_poll: bool = False) -> Sequence[Received]:
         return [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
-        return MemoryRoute(path, traffic_class)
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> WireRoute:
+        return MemoryRoute(path, traffic_class, hop_limit)
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
+        assert isinstance(route, MemoryRoute)
         self._net.carry(route, b"".join(buffers), segment)
         return True
 
@@ -95,6 +127,14 @@ class MemoryWire:
     def unlisten(self, token: object) -> None:
         raise NotImplementedError
 
+    def report_ip_fields(self) -> None: ...
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        self.groups.add(group_key(group, ifindex))
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        self.groups.remove(group_key(group, ifindex))
+
 
 class MemoryNet:
     """Delivers datagrams to the host of their address, except those for which ``lost(datagram)`` is true."""
@@ -104,13 +144,14 @@ class MemoryNet:
         self.sent: list[tuple[WirePath, bytes, int]] = []
         self.lost: Callable[[bytes], bool] = lambda datagram: False
 
-    def carry(self, route: WireRoute, datagram: bytes, segment: int) -> None:
+    def carry(self, route: MemoryRoute, datagram: bytes, segment: int) -> None:
         path = route.path
         self.sent.append((path, datagram, segment))
         if not self.lost(datagram) and path.remote in self.wires:
-            self.inject(path, datagram, segment, route.source_port)
+            packet = PacketBuffer(datagram, IpFields(route.traffic_class, route.hop_limit or DEFAULT_HOP_LIMIT))
+            self.inject(path, packet, segment, route.source_port)
 
-    def inject(self, path: WirePath, datagram: bytes, segment: int = 0, port: int = 50_000) -> None:
+    def inject(self, path: WirePath, datagram: bytes | PacketBuffer, segment: int = 0, port: int = 50_000) -> None:
         host = str(ip_address(path.local))
         remote = (host, port) if len(path.local) == 4 else (host, port, 0, path.scope_id)
         self.wires[path.remote].inbox.append((memoryview(datagram), segment, remote, path.remote))
@@ -166,10 +207,41 @@ class Host:
         sq_sig_all: bool = False,
         sends: int = 64,
         recvs: int = 64,
+        qp_type: QPType = QPType.RC,
     ) -> SoftQP:
         cq = cq or self.cq()
         cap = QPCap(sends, recvs, 8, 8, 256)
-        return self.device.create_qp(self.pd, QPType.RC, cap, sq_sig_all, cq, recv_cq or cq, srq)
+        made = self.device.create_qp(self.pd, qp_type, cap, sq_sig_all, cq, recv_cq or cq, srq)
+        assert isinstance(made, SoftQP)
+        return made
+
+    def ud(
+        self,
+        cq: SoftCQ | None = None,
+        *,
+        recv_cq: SoftCQ | None = None,
+        srq: SoftSRQ | None = None,
+        sends: int = 64,
+        recvs: int = 64,
+        state: QPState = QPState.RTS,
+        qkey: int = 0x01234567,
+    ) -> SoftUdQP:
+        """A datagram queue pair in a state up to RTS."""
+        cq = cq or self.cq()
+        made = self.device.create_qp(self.pd, QPType.UD, QPCap(sends, recvs, 8, 8, 256), False, cq, recv_cq or cq, srq)
+        assert isinstance(made, SoftUdQP)
+        for step, mask in UD_STEPS:
+            if step <= state:
+                made.modify(QPAttr(qp_state=step, qkey=qkey, sq_psn=100), mask)
+        return made
+
+    def ah(self, remote: bytes, **more: int) -> AddressHandle:
+        """An address handle for a packed address."""
+        local = next(address for address in self.addresses if len(address) == len(remote))
+        if remote[:2] == b"\xfe\x80":
+            local = self.addresses[2]
+        route = GlobalRoute(dgid=Gid.from_ip(remote), sgid_index=self.gid_index(local), **more)
+        return Handle(AHAttr(is_global=True, gr=route))
 
 
 class Pair:
@@ -182,8 +254,12 @@ class Pair:
         self.b = Host(self, ("10.0.0.2", "fd00::2", "fe80::2"), 2, train)
 
     def close(self) -> None:
+        """Release what tests left open, since a provider in use keeps its descriptors."""
         for host in (self.a, self.b):
-            host.provider.retire()
+            runtime = host.provider.runtime
+            for user in runtime.users():
+                runtime.release(user)
+            assert host.provider.retire()
 
     def settle(self) -> None:
         """Process everything that happens without time passing."""
@@ -231,10 +307,11 @@ class Pair:
 class Connected:
     """Two connected queue pairs, each with a completion queue."""
 
-    def __init__(self, pair: Pair, family: int = 0, **more: int) -> None:
+    def __init__(self, pair: Pair, family: int = 0, *, qp_type: QPType = QPType.RC, **more: int) -> None:
         self.pair = pair
         self.left_cq, self.right_cq = pair.a.cq(), pair.b.cq()
-        self.left, self.right = pair.a.qp(self.left_cq), pair.b.qp(self.right_cq)
+        self.left = pair.a.qp(self.left_cq, qp_type=qp_type)
+        self.right = pair.b.qp(self.right_cq, qp_type=qp_type)
         pair.connect(self.left, self.right, family=family, **more)
 
     def at_left(self, count: int = 1) -> list[WC]:
@@ -261,7 +338,7 @@ def to_rtr(qp: SoftQP, dest: int, remote: bytes, index: int, **more: int) -> Non
         path_mtu=Mtu(more.get("path_mtu", Mtu.MTU_1024)),
         dest_qp_num=dest,
         rq_psn=100,
-        max_dest_rd_atomic=4,
+        max_dest_rd_atomic=more.get("max_dest_rd_atomic", 4),
         min_rnr_timer=more.get("min_rnr_timer", 12),
         ah_attr=vector,
     )
@@ -275,9 +352,14 @@ def to_rts(qp: SoftQP, **more: int) -> None:
         timeout=more.get("timeout", 14),
         retry_cnt=more.get("retry_cnt", 7),
         rnr_retry=more.get("rnr_retry", 7),
-        max_rd_atomic=4,
+        max_rd_atomic=more.get("max_rd_atomic", 4),
     )
     qp.modify(attr, RTS_MASK)
+
+
+def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
+    mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
+    qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
 
 
 def sge(region: SoftMR, offset: int = 0, length: int | None = None) -> SGE:

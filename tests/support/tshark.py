@@ -19,7 +19,7 @@ __all__ = ["dissect", "needs_tshark"]
 _TestT = TypeVar("_TestT", bound=Callable[..., Any] | type)
 
 #: Dissectors that guess the protocol of payloads.  They take bytes of tests for their protocols and report errors.
-_GUESSES = ("fcoib", "infiniband_sdp", "iser", "lnet", "nvme-rdma", "rpcordma", "smb_direct", "smc")
+_GUESSES = ("fcoib", "infiniband_sdp", "iser", "lapbether", "lnet", "nvme-rdma", "rpcordma", "smb_direct", "smc")
 _TROUBLE = ("_ws.malformed", "_ws.expert.message", "ip.checksum.status", "udp.checksum.status")
 _GOOD, _ABSENT = "1", "3"
 

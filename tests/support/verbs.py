@@ -23,6 +23,7 @@ from rdmacm.verbs import (
     GidType,
     LinkLayer,
     Mtu,
+    MWType,
     NodeType,
     Port,
     PortState,
@@ -39,7 +40,7 @@ from rdmacm.verbs import (
     WCOpcode,
     WCStatus,
 )
-from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
+from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend, XrcSRQBackend, XrcTargetBackend
 from rdmacm.verbs.enums import WC
 
 LIMITS = DeviceAttr(
@@ -75,7 +76,25 @@ class RecordingMR:
         self.pd, self.buffer, self.access = pd, buffer, access
         self._device = device
 
+    def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
+        if self._device.refuses is not None:
+            raise self._device.refuses
+        if view is not None:
+            self.buffer, self.length = view, len(view)
+        self.pd = self.pd if pd is None else pd
+        self.access = self.access if access is None else access
+
     def dereg(self) -> None:
+        self._device.gone(self)
+
+
+class RecordingMW:
+    def __init__(self, device: RecordingDevice, pd: object, mw_type: MWType) -> None:
+        self.rkey = next(device.numbers) << 8
+        self.pd, self.type = pd, mw_type
+        self._device = device
+
+    def dealloc(self) -> None:
         self._device.gone(self)
 
 
@@ -158,6 +177,9 @@ class RecordingCQ:
     def req_notify(self, solicited_only: bool) -> None:
         self.armed.append(solicited_only)
 
+    def resize(self, cqe: int) -> None:
+        self.cqe = cqe + 1
+
     def destroy(self) -> None:
         self._device.gone(self)
 
@@ -194,6 +216,7 @@ class RecordingQP:
         self.modified: list[tuple[QPState, QPAttrMask]] = []
         self.sent: list[SendWR] = []
         self.received: list[RecvWR] = []
+        self.groups: list[tuple[Gid, int]] = []
         self._device = device
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
@@ -212,8 +235,17 @@ class RecordingQP:
                 raise error
             self.sent.append(wr)
 
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        self.post_send(wrs)
+
     def post_recv(self, wrs: list[RecvWR]) -> None:
         self.received += wrs
+
+    def attach_mcast(self, gid: Gid, lid: int) -> None:
+        self.groups.append((gid, lid))
+
+    def detach_mcast(self, gid: Gid, lid: int) -> None:
+        self.groups.remove((gid, lid))
 
     def destroy(self) -> None:
         self._device.gone(self)
@@ -230,6 +262,7 @@ class RecordingDevice:
         self.attr = attr
         self.num_comp_vectors = 4
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
         self.living: list[object] = []
@@ -254,6 +287,11 @@ class RecordingDevice:
         self._born(made)
         return made
 
+    def alloc_mw(self, pd: object, mw_type: MWType) -> RecordingMW:
+        made = RecordingMW(self, pd, mw_type)
+        self._born(made)
+        return made
+
     def create_channel(self) -> RecordingChannel:
         made = RecordingChannel(self)
         self._born(made)
@@ -273,14 +311,23 @@ class RecordingDevice:
         self._born(made)
         return made
 
+    def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> object:
+        raise NotImplementedError
+
+    def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> XrcTargetBackend:
+        raise NotImplementedError
+
+    def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> XrcSRQBackend:
+        raise NotImplementedError
+
     def create_qp(
         self,
         pd: object,
         qp_type: QPType,
         cap: QPCap,
         sq_sig_all: bool,
-        send_cq: CQBackend,
-        recv_cq: CQBackend,
+        send_cq: CQBackend | None,
+        recv_cq: CQBackend | None,
         srq: SRQBackend | None,
     ) -> RecordingQP:
         made = RecordingQP(self, pd, cap, (send_cq, recv_cq, srq))

@@ -30,6 +30,15 @@ FAILURES = (E.ADDR_ERROR, E.ROUTE_ERROR, E.CONNECT_ERROR, E.UNREACHABLE, E.REJEC
 
 #: IBV_EVENT_COMM_EST.
 _COMM_EST = 4
+#: What changes in SQD only; and the completions by which a queue grows meanwhile.
+_IN_SQD = (
+    QPAttrMask.TIMEOUT
+    | QPAttrMask.RETRY_CNT
+    | QPAttrMask.RNR_RETRY
+    | QPAttrMask.MAX_QP_RD_ATOMIC
+    | QPAttrMask.MAX_DEST_RD_ATOMIC
+)
+_MORE = 7
 
 #: Registered memory comes from here, so that addresses in packets are the same in each process.
 _ARENA_ADDRESS, _ARENA_SIZE = 0x2000_0000_0000, 64 << 20
@@ -359,14 +368,25 @@ class Side(End):
             self._modify(attr, QPAttrMask.MIN_RNR_TIMER)
             self._modify(attr, QPAttrMask.STATE)
             self._modify(attr, QPAttrMask.MIN_RNR_TIMER)
+            self._modify(self._id.qp.query()[0], _IN_SQD)  # type: ignore[union-attr]
+            self._resize(_MORE)
             self.world.later(self.life.random.choice((0.0, 0.001, 1.0)), self.resume)
 
     def resume(self) -> None:
         """End :meth:`drain`."""
-        if self._state is QPState.SQD:
+        if self._state is QPState.SQD and self._id.qp.query()[0].sq_draining:  # type: ignore[union-attr]
+            self.world.later(0.1, self.resume)
+        elif self._state is QPState.SQD:
             self._modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE)
+            self._resize(-_MORE)
         elif self.host.paused and self.host.alive:
             self.world.later(1.0, self.resume)
+
+    def _resize(self, more: int) -> None:
+        """Change the size of the completion queues, with whatever is in them."""
+        for cq in (self._id.send_cq, self._id.recv_cq):
+            assert cq is not None
+            cq.resize(cq.cqe + more)
 
     def _modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         assert self._id.qp is not None

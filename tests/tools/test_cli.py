@@ -40,6 +40,8 @@ ENVIRONMENT = {
     "demo": {"RDMACM_PROVIDER", "NO_COLOR"},
     "rping": {"RDMACM_PROVIDER"},
     "ucmatose": {"RDMACM_PROVIDER"},
+    "udaddy": {"RDMACM_PROVIDER"},
+    "mckey": {"RDMACM_PROVIDER"},
     "cmtime": {"RDMACM_PROVIDER", "NO_COLOR"},
     "perf": {"RDMACM_PROVIDER", "NO_COLOR"},
 }

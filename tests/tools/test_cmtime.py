@@ -38,6 +38,7 @@ def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
     assert found["connections_per_second"] == pytest.approx(30 / found["seconds"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_memory_of_six_hundred_open_connections_is_reported(run: Run) -> None:
     result = run("cmtime", "--local", "--connections", "600", "--concurrent", "--hold", "--json")
     memory = result.json["memory"]

@@ -1,4 +1,4 @@
-"""The options of rping, ucmatose and cmtime: those of librdmacm's tools (44.0), with the same defaults and limits."""
+"""The options of rping, ucmatose, udaddy, mckey and cmtime: librdmacm's (44.0), their defaults and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Option(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
-#: C's getopt strings: "a:I:Pp:C:S:t:scvVdq" (-t is refused), "s:b:f:P:c:C:S:t:p:a:m" and "s:b:c:p:r:t:".
+#: C's getopt strings: "a:I:Pp:C:S:t:scvVdq" (-t is refused), "s:b:f:P:c:C:S:t:p:a:m",
+#: "s:b:c:C:S:t:p:P:f:", "m:M:sb:c:C:S:p:ol" and "s:b:c:p:r:t:".
 TOOLS = {
     "rping": [
         Option("s", default=False),
@@ -52,6 +53,29 @@ TOOLS = {
         Option("p", True, 7471, ("0", "65535"), ("65536",)),
         Option("m", default=False),
     ],
+    "udaddy": [
+        Option("s", True),
+        Option("b", True),
+        Option("f", True, "name", ("name", "ip", "ipv6", "gid"), ("ib",)),
+        Option("P", True, "udp", ("udp", "ipoib"), ("tcp",)),
+        Option("p", True, None, ("0x0111", "0x2"), ("0x106", "7174")),
+        Option("c", True, 1, ("1", "10000"), ("0", "10001")),
+        Option("C", True, 10, ("0", "32768"), ("32769",)),
+        Option("S", True, 100, ("0", "1073741824"), ("1073741825",)),
+        Option("t", True, None, ("0", "255"), ("256",)),
+    ],
+    "mckey": [
+        Option("m", True),
+        Option("M", True, None, ("ff1e::7",), ("239.1.2.3",)),
+        Option("s", default=False),
+        Option("b", True),
+        Option("c", True, 1, ("1", "1000"), ("0", "1001")),
+        Option("C", True, 10, ("0", "32768"), ("32769",)),
+        Option("S", True, 100, ("0", "1073741824"), ("1073741825",)),
+        Option("p", True, "0x0111", ("0x0111", "0x2"), ("0x106", "7174")),
+        Option("o", default=False),
+        Option("l", default=False),
+    ],
     "cmtime": [
         Option("s", True),
         Option("b", True),
@@ -62,7 +86,7 @@ TOOLS = {
     ],
 }
 #: Letters that C's tool does not have.
-OWN = {"rping": set(), "ucmatose": {"V"}, "cmtime": set()}
+OWN = {"rping": set(), "ucmatose": {"V"}, "udaddy": set(), "mckey": set(), "cmtime": set()}
 ROWS = [pytest.param(tool, option, id=f"{tool} -{option.letter}") for tool, rows in TOOLS.items() for option in rows]
 
 

@@ -6,19 +6,22 @@ import io
 import random
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmRejectedError
+from rdmacm.soft.wire.udp_sender import UdpSender
 from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text
-from rdmacm.tools.perf import Plan
+from rdmacm.tools.perf_plan import Op, Plan
+from rdmacm.verbs import QPType
 from support.servers import Run, Server
 
 KEYS = {
-    *("op", "size", "depth", "mode", "kind", "count", "bytes", "seconds", "latency_us"),
-    *("bytes_per_second", "messages_per_second"),
+    *("type", "op", "size", "depth", "mode", "kind", "count", "lost", "received", "bytes", "seconds", "latency_us"),
+    *("bytes_per_second", "messages_per_second", "intervals"),
 }
 
 
@@ -66,6 +69,100 @@ class TestMeasurements:
         ]
 
 
+@pytest.fixture(scope="module")
+def servers(server: Server) -> Iterator[dict[str, Server]]:
+    """A server for each type."""
+    with Server("perf", "-s", "-p", "0", "--type", "uc") as uc, Server("perf", "-s", "-p", "0", "--type", "ud") as ud:
+        yield {"rc": server, "uc": uc, "ud": ud}
+
+
+class TestOtherTypes:
+    @pytest.mark.parametrize(("kind", "op"), [("uc", "send"), ("uc", "write"), ("ud", "send")])
+    def test_messages_that_arrive_are_counted(self, run: Run, servers: dict[str, Server], kind: str, op: str) -> None:
+        argv = ["--type", kind, "--op", op, "--size", "1000", "--depth", "8", "--count", "100", "--json"]
+        result = run("perf", "-c", "127.0.0.1", "-p", str(servers[kind].port), *argv)
+        assert (result.status, result.err) == (0, "")
+        (found,) = result.json
+        assert set(found) == KEYS
+        assert (found["type"], found["op"], found["count"], found["lost"]) == (kind, op, 100, 0)
+        assert (found["received"], found["bytes"], found["intervals"]) == (None, 100_000, None)
+
+    @pytest.mark.parametrize("kind", ["uc", "ud"])
+    def test_latency_is_measured(self, run: Run, servers: dict[str, Server], kind: str) -> None:
+        argv = ["--type", kind, "--latency", "--count", "20", "--json"]
+        (found,) = run("perf", "-c", "::1", "-p", str(servers[kind].port), *argv).json
+        assert (found["count"], found["lost"], found["kind"]) == (20, 0, "latency")
+        assert 0 < found["latency_us"]["min"] <= found["latency_us"]["max"]
+
+    @pytest.mark.parametrize(
+        ("kind", "op"),
+        [
+            ("rc", "write"),
+            ("ud", "send"),
+            *(
+                pytest.param(*each, marks=pytest.mark.slow)
+                for each in (("rc", "send"), ("rc", "read"), ("uc", "write"))
+            ),
+        ],
+    )
+    def test_both_directions_are_summed(self, run: Run, servers: dict[str, Server], kind: str, op: str) -> None:
+        argv = ["--type", kind, "--op", op, "--size", "1000", "--depth", "8", "--seconds", "0.05", "--bidirectional"]
+        (found,) = run("perf", "-c", "127.0.0.1", "-p", str(servers[kind].port), *argv, "--json").json
+        assert found["count"] > 0
+        assert found["received"] > 0
+        assert found["bytes"] == (found["count"] - (found["lost"] or 0) + found["received"]) * 1000
+
+    def test_sweep_measures_each_power_of_two_up_to_the_mtu(self, run: Run, servers: dict[str, Server]) -> None:
+        argv = ["-a", "--type", "ud", "--count", "4", "--depth", "4", "--json"]
+        found = run("perf", "-c", "127.0.0.1", "-p", str(servers["ud"].port), *argv).json
+        assert [each["size"] for each in found] == [1 << bits for bits in range(1, 13)]
+
+    @pytest.mark.slow
+    def test_sweep_limits_the_bytes_under_way(self, run: Run, servers: dict[str, Server]) -> None:
+        argv = ["-a", "--op", "write", "--count", "1", "--json"]
+        found = run("perf", "-c", "127.0.0.1", "-p", str(servers["rc"].port), *argv).json
+        assert [each["size"] for each in found] == [1 << bits for bits in range(1, 24)]
+        assert [each["depth"] for each in found[-3:]] == [4, 2, 1]
+
+    def test_intervals_are_reported(self, run: Run, servers: dict[str, Server]) -> None:
+        argv = ["perf", "-c", "127.0.0.1", "--type", "uc", "-p", str(servers["uc"].port), "--seconds", "0.1"]
+        (found,) = run(*argv, "--interval", "0.03", "--json").json
+        assert 2 <= len(found["intervals"]) <= 3
+        assert sum(each["count"] for each in found["intervals"]) <= found["count"]
+        lines = run(*argv, "--interval", "0.03").out.splitlines()
+        assert [line.split()[5] for line in lines[:2]] == ["MB/s", "MB/s"]
+        assert lines[-2].split()[:2] == ["bandwidth", "size"]
+
+    @pytest.mark.parametrize("kind", ["uc", "ud"])
+    def test_messages_that_are_lost_are_counted(
+        self, run: Run, servers: dict[str, Server], kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, sent = UdpSender.send, [0]
+
+        def lossy(self: UdpSender, route: Any, buffers: Any, segment: int = 0) -> bool:
+            is_message = sum(map(len, buffers)) > 400  # not one of the connection managers
+            sent[0] += is_message
+            return (is_message and sent[0] % 5 == 0) or real(self, route, buffers, segment)
+
+        monkeypatch.setattr(UdpSender, "send", lossy)
+        argv = ["--type", kind, "--size", "1000", "--depth", "8", "--count", "64", "--json"]
+        (found,) = run("perf", "-c", "127.0.0.1", "-p", str(servers[kind].port), *argv).json
+        assert found["count"] == 64
+        assert 0 < found["lost"] < 64
+        assert found["bytes"] == (64 - found["lost"]) * 1000
+
+    def test_long_datagram_is_refused(self, run: Run, servers: dict[str, Server]) -> None:
+        result = run("perf", "-c", "127.0.0.1", "-p", str(servers["ud"].port), "--type", "ud", "--size", "4097")
+        assert (result.status, result.out) == (1, "")
+        assert result.err == (
+            "rdmacm: perf: a datagram has at most 4096 bytes here, not 4097 [EINVAL]; try: a smaller --size\n"
+        )
+
+    def test_server_of_another_type_is_not_found(self, run: Run, servers: dict[str, Server]) -> None:
+        result = run("perf", "-c", "127.0.0.1", "-p", str(servers["uc"].port), "--count", "1")
+        assert "nobody listens on that port" in result.err
+
+
 class TestInvalidPeers:
     @pytest.mark.parametrize(
         "data",
@@ -74,7 +171,8 @@ class TestInvalidPeers:
             b"rPf1",
             b"x" * 56,
             struct.pack(">4sBBHII", b"rPf1", 3, 0, 0, 64, 1),
-            struct.pack(">4sBBHII", b"rPf1", 0, 4, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf1", 0, 8, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf1", 0, 5, 0, 64, 1),
             struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 0, 1),
             struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, (16 << 20) + 1, 1),
             struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 64, 0),
@@ -89,6 +187,13 @@ class TestInvalidPeers:
             with pytest.raises(CmRejectedError) as caught:
                 stranger.connect(ConnParam(data))
         assert caught.value.private_data.startswith(b"not a request of rdmacm perf")
+
+    def test_operations_that_a_type_lacks_are_refused(self) -> None:
+        for kind, ops in ((QPType.RC, Op), (QPType.UC, (Op.SEND, Op.WRITE)), (QPType.UD, (Op.SEND,))):
+            for op in Op:
+                plan = Plan.unpack(Plan(op, 64, 4, False, True).pack(), kind)
+                assert (plan is not None) == (op in ops)
+        assert Plan.unpack(Plan(Op.WRITE, 64, 4, True, True).pack(), QPType.UC) is None
 
     def test_arbitrary_requests_give_a_valid_plan_or_none(self) -> None:
         chance = random.Random(1)
@@ -109,6 +214,11 @@ class TestInvalidPeers:
             (["-s", "-c", "x"], "-s and -c exclude each other"),
             (["--count", "1", "--seconds", "1"], "--seconds and --count exclude each other"),
             (["--seconds", "0"], "argument --seconds: '0' is not a number of seconds from 0.001 to 86400"),
+            (["--type", "ud", "--op", "write"], "UD has no WRITE"),
+            (["--type", "uc", "--op", "read"], "UC has no READ"),
+            (["--type", "uc", "--op", "write", "--latency"], "nothing tells the latency of WRITE over UC"),
+            (["--latency", "--bidirectional"], "latency has no second direction"),
+            (["-a", "--size", "1"], "-a and --size exclude each other"),
             (["--seconds", "nan"], "argument --seconds: 'nan' is not a number of seconds from 0.001 to 86400"),
         ],
     )

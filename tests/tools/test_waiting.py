@@ -44,7 +44,9 @@ def client(net: TwoHosts, *argv: str) -> subprocess.Popen[str]:
 @needs_netns
 class TestSilentPeer:
     @pytest.mark.usefixtures("silent")
-    @pytest.mark.parametrize("command", CLIENTS)
+    @pytest.mark.parametrize(
+        "command", [pytest.param(name, marks=() if name == "rping" else pytest.mark.slow) for name in CLIENTS]
+    )
     def test_connecting_is_reported_and_ends_in_time(self, net: TwoHosts, command: str) -> None:
         argv, option = CLIENTS[command]
         process = client(net, *argv, option, "10.7.0.2", "--timeout", "1.5")

@@ -14,6 +14,7 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.verbs import (
     AH,
     CQ,
+    CQEX,
     MR,
     PD,
     QP,
@@ -21,13 +22,16 @@ from rdmacm.verbs import (
     AccessFlag,
     AHAttr,
     Context,
+    CqInitAttrEx,
     GlobalRoute,
     MigState,
     Mtu,
     QPAttr,
     QPAttrMask,
     QPCap,
+    QPEx,
     QPInitAttr,
+    QPInitAttrEx,
     QPState,
     QPType,
     SendWR,
@@ -109,6 +113,23 @@ def sent(b: Bench, opcode: Any = 2, flags: Any = 2) -> None:
         b.qp.backend.sent.clear()  # type: ignore[attr-defined]
 
 
+def extended(b: Bench, **fields: Any) -> None:
+    QPEx(b.pd, QPInitAttrEx(scq=b.cq, rcq=b.cq, **fields)).close()
+
+
+def batch(b: Bench, flags: Any) -> None:
+    with QPEx(b.pd, QPInitAttr(scq=b.cq, rcq=b.cq)) as qp:
+        qp.backend.state = QPState.RTS
+        qp.wr_start()
+        qp.wr_flags = flags
+        qp.wr_send()
+        qp.wr_complete()
+
+
+def polled(b: Bench, **fields: Any) -> None:
+    CQEX(b.context, CqInitAttrEx(8, **fields)).close()
+
+
 def registered(b: Bench, access: Any) -> None:
     MR(b.pd, bytearray(8), access).close()
 
@@ -144,7 +165,7 @@ ARGUMENTS: list[tuple[str, Callable[[Bench, Any], object], tuple[int, ...], tupl
     ("modify: mask", lambda b, v: b.qp.modify(QPAttr(qp_state=QPState.RTS), v), (0, 1), (1 << 30, 128, -1)),
     ("modify: attr", lambda b, v: b.qp.modify(v, STATE), (), (0, 99)),
     ("MR: access", registered, (0, 1, 3, 7, 15), (2, 8, 1 << 19, -1)),
-    ("SendWR.opcode", lambda b, v: sent(b, opcode=v), (0, 1, 2, 3, 4, 5, 6, 9), (7, 8, 10, 11, 14, 15, 99, -1)),
+    ("SendWR.opcode", lambda b, v: sent(b, opcode=v), (0, 1, 2, 3, 4, 5, 6, 9, 15), (7, 8, 10, 11, 99, -1)),
     ("SendWR.send_flags", lambda b, v: sent(b, flags=v), (0, 1, 2, 4, 7), (32, 99, -1)),
     ("QPInitAttr.cap", lambda b, v: made_qp(b, cap=v), (), (0, 99)),
     ("create_qp: cap", lambda b, v: id_qp(b, cap=v), (), (0, 99)),
@@ -153,11 +174,20 @@ ARGUMENTS: list[tuple[str, Callable[[Bench, Any], object], tuple[int, ...], tupl
     ("QPCap.max_recv_sge", lambda b, v: made_qp(b, cap=QPCap(max_recv_sge=v)), (0, 8), (9, -1)),
     ("SrqAttr.max_wr", lambda b, v: made_srq(b, max_wr=v), (1, 128), (0, 129, -1)),
     ("CQ: cqe", lambda b, v: CQ(b.context, v).close(), (1, 128), (0, 129, -1)),
+    ("CQ.resize", lambda b, v: b.cq.resize(v), (1, 128), (0, 129, -1)),
+    ("QPInitAttrEx.comp_mask", lambda b, v: extended(b, comp_mask=v), (0, 4, 65), (128, -1)),
+    ("QPInitAttrEx.send_ops_flags", lambda b, v: extended(b, send_ops_flags=v), (0, 4, 0x27F), (1 << 13, -1)),
+    ("QPEx.wr_flags", batch, (0, 2, 7), (32, -1)),
+    ("QP.query_data_in_order: op", lambda b, v: b.qp.query_data_in_order(v), (0, 4), (99, -1)),
+    ("QP.query_data_in_order: flags", lambda b, v: b.qp.query_data_in_order(0, v), (0,), (1, -1)),
+    ("CqInitAttrEx.wc_flags", lambda b, v: polled(b, wc_flags=v), (0, 0x7F), (1 << 12, -1)),
+    ("CqInitAttrEx.comp_mask", lambda b, v: polled(b, comp_mask=v), (0, 1), (4, -1)),
+    ("CqInitAttrEx.flags", lambda b, v: polled(b, comp_mask=1, flags=v), (0, 1), (4, -1)),
     ("AHAttr.sl", lambda b, v: made_ah(b, sl=v), (0, 15), (16, -1)),
     ("AHAttr.static_rate", lambda b, v: made_ah(b, static_rate=v), (0, 2, 255), (256, -1)),
     ("GlobalRoute.dgid", lambda b, v: routed_ah(b, dgid=v), (), (0, 99)),
     ("GlobalRoute.hop_limit", lambda b, v: routed_ah(b, hop_limit=v), (0, 255), (256, -1)),
-    ("GlobalRoute.sgid_index", lambda b, v: routed_ah(b, sgid_index=v), (0, 1), (2, 1 << 16, -1)),
+    ("GlobalRoute.sgid_index", lambda b, v: routed_ah(b, sgid_index=v), (0, 1), (4, 1 << 16, -1)),
     ("AHAttr.port_num", lambda b, v: made_ah(b, port_num=v), (1,), (0, 2, 256, -1)),
     ("QPAttr.port_num", lambda b, v: to_init(b, port_num=v), (1,), (0, 2, 256, -1)),
     ("QPAttr.pkey_index", lambda b, v: to_init(b, pkey_index=v), (0,), (1, 1 << 16, -1)),

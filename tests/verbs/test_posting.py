@@ -14,6 +14,7 @@ from rdmacm.verbs import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SGE,
@@ -23,12 +24,16 @@ from rdmacm.verbs import (
     Context,
     GlobalRoute,
     Mtu,
+    MWBindInfo,
+    MWType,
+    PlacementType,
     QPAttr,
     QPCap,
     QPInitAttr,
     QPState,
     QPType,
     RecvWR,
+    SelectivityLevel,
     SendFlag,
     SendWR,
     SrqAttr,
@@ -44,10 +49,12 @@ INLINE = SendFlag.INLINE | SendFlag.SIGNALED
 class Rig:
     """A queue pair ready to send, its region of 64 bytes, and what reached the device."""
 
-    def __init__(self, device: RecordingDevice, context: Context, qp_type: QPType = QPType.RC) -> None:
+    def __init__(
+        self, device: RecordingDevice, context: Context, qp_type: QPType = QPType.RC, max_inline_data: int = 16
+    ) -> None:
         self.pd, self.cq = PD(context), CQ(context, 16)
         self.mr = MR(self.pd, bytearray(64), AccessFlag.LOCAL_WRITE)
-        cap = QPCap(max_send_wr=8, max_recv_wr=8, max_send_sge=2, max_recv_sge=2, max_inline_data=16)
+        cap = QPCap(max_send_wr=8, max_recv_wr=8, max_send_sge=2, max_recv_sge=2, max_inline_data=max_inline_data)
         self.qp = QP(self.pd, QPInitAttr(qp_type, scq=self.cq, rcq=self.cq, cap=cap))
         backend = device.living[-1]
         assert isinstance(backend, RecordingQP)
@@ -84,7 +91,7 @@ def rig(device: RecordingDevice, context: Context) -> Iterator[Rig]:
 def test_states_decide_whether_work_can_be_posted(rig: Rig) -> None:
     for state in S:
         rig.backend.state = state
-        if state in (S.RTS, S.SQD, S.ERR):
+        if state in (S.RTS, S.SQD, S.SQE, S.ERR):
             rig.accepted(SendWR())
         else:
             with pytest.raises(RdmaError, match=f"a queue pair in {state.name} takes no sends") as raised:
@@ -110,8 +117,12 @@ LEGAL = {
         O.RDMA_READ,
         O.ATOMIC_CMP_AND_SWP,
         O.ATOMIC_FETCH_AND_ADD,
+        O.LOCAL_INV,
+        O.BIND_MW,
+        O.FLUSH,
+        O.ATOMIC_WRITE,
     },
-    QPType.UC: {O.SEND, O.SEND_WITH_IMM, O.RDMA_WRITE, O.RDMA_WRITE_WITH_IMM},
+    QPType.UC: {O.SEND, O.SEND_WITH_IMM, O.RDMA_WRITE, O.RDMA_WRITE_WITH_IMM, O.LOCAL_INV, O.BIND_MW},
     QPType.UD: {O.SEND, O.SEND_WITH_IMM},
 }
 
@@ -119,9 +130,12 @@ LEGAL = {
 @pytest.mark.parametrize("qp_type", LEGAL, ids=lambda t: t.name)
 def test_each_qp_type_accepts_its_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
     rig = Rig(device, context, qp_type)
-    with AH(rig.pd, rig.vector) as ah:
+    with AH(rig.pd, rig.vector) as ah, MW(rig.pd, MWType.TYPE_2) as mw:
         for opcode in O:
-            wr = SendWR(7, opcode, [rig.mr.sge(0, 8)], ah=ah, remote_addr=8)
+            sg = [] if opcode in (O.FLUSH, O.LOCAL_INV, O.BIND_MW) else [rig.mr.sge(0, 8)]
+            wr = SendWR(7, opcode, sg, ah=ah, remote_addr=8, flush_type=1)
+            if opcode in (O.LOCAL_INV, O.BIND_MW):
+                wr.set_bind_wr(mw, MWBindInfo(rig.mr, rig.mr.addr, 8, 0))
             if opcode in LEGAL[qp_type]:
                 rig.accepted(wr)
             else:
@@ -184,12 +198,49 @@ def test_operands_of_atomics_are_checked(rig: Rig, opcode: WROpcode) -> None:
     eight = [rig.mr.sge(0, 8)]
     rig.accepted(SendWR(1, opcode, eight, remote_addr=0x1000, compare_add=(1 << 64) - 1, swap=(1 << 64) - 1))
     rig.accepted(SendWR(1, opcode, [rig.mr.sge(0, 4), rig.mr.sge(4, 4)], remote_addr=8))
-    rig.refused(SendWR(1, opcode, [rig.mr.sge(0, 4)], remote_addr=8), "an atomic fetches 8 bytes, not 4")
+    rig.refused(SendWR(1, opcode, [rig.mr.sge(0, 4)], remote_addr=8), "an atomic is for 8 bytes, not 4")
     rig.refused(SendWR(1, opcode, [rig.mr.sge(0, 16)], remote_addr=8), "8 bytes, not 16")
     rig.refused(SendWR(1, opcode, eight, remote_addr=0x1004), "a multiple of 8, not 0x1004")
     rig.refused(SendWR(1, opcode, eight, compare_add=1 << 64), "64 bits")
     rig.refused(SendWR(1, opcode, eight, compare_add=-1), "64 bits")
     rig.refused(SendWR(1, opcode, eight, swap=-1), "64 bits")
+
+
+def test_atomic_write_is_checked(device: RecordingDevice, context: Context, rig: Rig) -> None:
+    write, eight = O.ATOMIC_WRITE, [rig.mr.sge(0, 8)]
+    rig.accepted(SendWR(1, write, eight, remote_addr=0x1000))
+    rig.accepted(SendWR(1, write, [rig.mr.sge(0, 4), rig.mr.sge(4, 4)], remote_addr=8))
+    for size in (0, 1, 4, 7, 9, 16):
+        rig.refused(SendWR(1, write, [rig.mr.sge(0, size)], remote_addr=8), f"an atomic is for 8 bytes, not {size}")
+        rig.refused(SendWR(1, write, [bytes(size)], INLINE, remote_addr=8), f"8 bytes, not {size}")
+    rig.refused(SendWR(1, write, remote_addr=8), "8 bytes, not 0")
+    for address in range(0x1001, 0x1008):
+        rig.refused(SendWR(1, write, eight, remote_addr=address), "a multiple of 8")
+    without_inline = Rig(device, context, max_inline_data=0)
+    without_inline.accepted(SendWR(1, write, [b"8 bytes!"], INLINE, remote_addr=8))
+    without_inline.refused(SendWR(1, write, [b"nine byte"], INLINE, remote_addr=8), "9 bytes")
+    without_inline.close()
+
+
+def test_flush_is_checked(rig: Rig) -> None:
+    wr = SendWR(1, O.FLUSH)
+    rig.refused(wr, "flush_type is 0x0")
+    wr.set_wr_flush(7, (1 << 64) - 1, LIMITS.max_msg_sz, PlacementType.GLOBAL, SelectivityLevel.MR)
+    rig.accepted(wr)
+    assert (wr.rkey, wr.remote_addr, wr.flush_length, wr.flush_type, wr.flush_level) == (7, 2**64 - 1, 1 << 16, 1, 1)
+    for placement in (1, 2, 3):
+        for level in (0, 1):
+            rig.accepted(SendWR(1, O.FLUSH, flush_type=placement, flush_level=level))
+    for placement in (-1, 0, 4, 7, 8, 1 << 40):
+        rig.refused(SendWR(1, O.FLUSH, flush_type=placement), "flush_type is .*flags of PlacementType")
+    for level in (-1, 2, 3, 1 << 40):
+        rig.refused(SendWR(1, O.FLUSH, flush_type=1, flush_level=level), "flush_level is .*SelectivityLevel")
+    for length in (-1, LIMITS.max_msg_sz + 1, 1 << 64):
+        rig.refused(SendWR(1, O.FLUSH, flush_type=1, flush_length=length), "flush_length is .* 0 to 65536")
+    for sg in ([rig.mr.sge(0, 8)], [rig.mr.sge(0, 0)]):
+        rig.refused(SendWR(1, O.FLUSH, sg, flush_type=1), "FLUSH takes no elements")
+    rig.refused(SendWR(1, O.FLUSH, [b""], INLINE, flush_type=1), "FLUSH takes no elements")
+    rig.refused(SendWR(1, O.FLUSH, flush_type=1, remote_addr=1 << 64), "remote_addr")
 
 
 def test_fields_out_of_range_are_refused(rig: Rig) -> None:
@@ -221,6 +272,9 @@ def test_numbers_that_are_not_whole_are_refused_before_anything_is_queued(rig: R
         "swap": [SendWR(1, swap=value, **swap)],
         "imm_data": [SendWR(1, O.SEND_WITH_IMM, imm_data=value)],
         "invalidate_rkey": [SendWR(1, O.SEND_WITH_INV, invalidate_rkey=value)],
+        "flush_length": [SendWR(1, O.FLUSH, flush_length=value, flush_type=1)],
+        "flush_type": [SendWR(1, O.FLUSH, flush_type=value)],
+        "flush_level": [SendWR(1, O.FLUSH, flush_type=1, flush_level=value)],
     }
     for name, wrs in requests.items():
         for wr in wrs:

@@ -28,6 +28,7 @@ from rdmacm.verbs import (
     AHAttr,
     CompChannel,
     Context,
+    DeviceCapFlag,
     GidType,
     GlobalRoute,
     QPAttr,
@@ -454,6 +455,14 @@ def test_invalid_completion_queues_are_refused(context: Context) -> None:
         with fails(errno.EINVAL, f"cqe is {cqe}, and may be 1 to 128"):
             CQ(context, cqe)
     CQ(context, LIMITS.max_cqe).close()
+    with CQ(context, 8) as cq:
+        for cqe in (0, -1, LIMITS.max_cqe + 1):
+            with fails(errno.EINVAL, f"cqe is {cqe}, and may be 1 to 128"):
+                cq.resize(cqe)
+        cq.resize(LIMITS.max_cqe)
+        assert cq.cqe == LIMITS.max_cqe + 1, "the device's number of entries"
+    with fails(errno.EBADF):
+        cq.resize(1)
     with CompChannel(context_of(RecordingDevice())) as channel:
         with fails(errno.EINVAL, "of another device"):
             CQ(context, 1, channel)
@@ -602,6 +611,19 @@ def test_shared_receive_queue_is_queried_and_modified(context: Context) -> None:
             SRQ(pd, SrqInitAttr(attr))
 
 
+def test_shared_receive_queue_is_resized() -> None:
+    limits = replace(LIMITS, device_cap_flags=DeviceCapFlag.SRQ_RESIZE)
+    with PD(context_of(RecordingDevice(limits))) as pd, SRQ(pd, SrqInitAttr(SrqAttr(8, 2))) as srq:
+        for size in (0, -1, LIMITS.max_srq_wr + 1):
+            with fails(errno.EINVAL, f"max_wr is {size}, and may be 1 to 128"):
+                srq.modify(SrqAttr(max_wr=size), SrqAttrMask.MAX_WR)
+        with fails(errno.EINVAL, "srq_limit is 5"):
+            srq.modify(SrqAttr(max_wr=4, srq_limit=5), 3)
+        assert srq.query() == SrqAttr(8, 2, 0)
+        srq.modify(SrqAttr(max_wr=20, srq_limit=20), 3)
+        assert srq.query() == SrqAttr(20, 2, 20)
+
+
 def test_address_handle_attributes_are_checked(context: Context) -> None:
     pd = PD(context)
     attr = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=1))
@@ -620,6 +642,16 @@ def test_address_handle_attributes_are_checked(context: Context) -> None:
         setattr(bad, name, value)
         with fails(errno.EINVAL, f"{name} is {value}"):
             AH(pd, bad)
+
+
+def test_address_vector_of_an_empty_row_is_refused(context: Context) -> None:
+    attr = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=2))
+    pd = PD(context)
+    with fails(errno.ENODATA, "create_ah: port 1 has no GID at index 2"):
+        AH(pd, attr)
+    attr.gr.sgid_index = context.query_port(1).gid_tbl_len
+    with fails(errno.EINVAL, "create_ah: port 1 has no GID at index 4"):
+        AH(pd, attr)
 
 
 def test_modify_accepts_a_plain_integer_mask(context: Context) -> None:

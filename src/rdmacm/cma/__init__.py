@@ -10,6 +10,8 @@ Everything is imported from this package. Its modules are short pages for ``pydo
 - ``rdmacm.cma.calls``: the functions of ``rdma/rdma_cma.h``
 - ``rdmacm.cma.verbs``: queue pairs, endpoints and ``rdma/rdma_verbs.h``
 - ``rdmacm.cma.ibverbs``: the functions of ``infiniband/verbs.h``
+- ``rdmacm.cma.extended``: those of extended queue pairs, completion queues and queries
+- ``rdmacm.cma.refused``: those that no device here supports, which raise EOPNOTSUPP
 - ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
 
 docs/porting.md is a guide.
@@ -17,14 +19,16 @@ docs/porting.md is a guide.
 
 from typing import TYPE_CHECKING
 
-from rdmacm.cma import calls, constants, ibverbs, structures, verbs
+from rdmacm.cma import calls, constants, extended, ibverbs, refused, structures, verbs
 from rdmacm.cma.calls import *  # noqa: F403
 from rdmacm.cma.constants import *  # noqa: F403
+from rdmacm.cma.extended import *  # noqa: F403
 from rdmacm.cma.ibverbs import *  # noqa: F403
+from rdmacm.cma.refused import *  # noqa: F403
 from rdmacm.cma.structures import *  # noqa: F403
 from rdmacm.cma.verbs import *  # noqa: F403
 
 if not TYPE_CHECKING:  # type checkers see the imports above
     # Without the classes of the package that have C's names, too: their long texts would hide the functions in pydoc.
-    __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + constants.__all__
+    __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + extended.__all__ + refused.__all__ + constants.__all__
     __all__ += [name for name in structures.__all__ if getattr(structures, name).__name__ == name]

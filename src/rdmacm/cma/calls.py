@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.cma.constants import RDMA_PS_TCP
-from rdmacm.cma.structures import rdma_addrinfo
+from rdmacm.cma.constants import (
+    RDMA_CM_JOIN_MC_ATTR_ADDRESS,
+    RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+    RDMA_CM_JOIN_MC_ATTR_RESERVED,
+    RDMA_PS_TCP,
+)
+from rdmacm.cma.structures import rdma_addrinfo, rdma_cm_join_mc_attr_ex
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam, Ece
-from rdmacm.errors import gai_strerror
+from rdmacm.errors import cm_error, gai_strerror
 from rdmacm.provider import get_provider
 from rdmacm.verbs.device import Context, named_context
 
@@ -38,6 +44,9 @@ __all__ = [
     "rdma_get_request",
     "rdma_get_src_port",
     "rdma_getaddrinfo",
+    "rdma_join_multicast",
+    "rdma_join_multicast_ex",
+    "rdma_leave_multicast",
     "rdma_listen",
     "rdma_migrate_id",
     "rdma_notify",
@@ -230,3 +239,23 @@ def rdma_set_local_ece(id: CmId, ece: Ece) -> None:
 def rdma_get_remote_ece(id: CmId) -> Ece:
     """rdma_get_remote_ece(3)."""
     return id.get_remote_ece()
+
+
+def rdma_join_multicast(id: CmId, addr: SockAddr, context: object = None) -> None:
+    """rdma_join_multicast(3); events have ``context`` as ``join_context``, not in the private data."""
+    id.join_multicast(addr, context)
+
+
+def rdma_join_multicast_ex(id: CmId, mc_join_attr: rdma_cm_join_mc_attr_ex, context: object = None) -> None:
+    """rdma_join_multicast_ex(3); ENOTSUP for unknown bits of ``comp_mask``, EINVAL without an address or join flags."""
+    mask, needed = mc_join_attr.comp_mask, RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+    if mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED:
+        raise cm_error(errno.ENOTSUP, f"comp_mask 0x{mask:x} has unknown bits", "join_multicast")
+    if mask != needed or mc_join_attr.addr is None:
+        raise cm_error(errno.EINVAL, "comp_mask has to have the address and the join flags", "join_multicast")
+    id.join_multicast_ex(mc_join_attr.addr, mc_join_attr.join_flags, context)
+
+
+def rdma_leave_multicast(id: CmId, addr: SockAddr) -> None:
+    """rdma_leave_multicast(3)."""
+    id.leave_multicast(addr)

@@ -12,32 +12,47 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.cma.constants import IBV_FORK_UNNEEDED
-from rdmacm.cma.structures import fill, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_srq_attr
+from rdmacm.cma.structures import (
+    fill,
+    ibv_ah_attr,
+    ibv_qp_attr,
+    ibv_qp_init_attr,
+    ibv_recv_wr,
+    ibv_send_wr,
+    ibv_srq_attr,
+)
 from rdmacm.cma.verbs import leading_bytes
 from rdmacm.explain import devices
+from rdmacm.proto.roce.grh import GRH
 from rdmacm.provider import open_device
-from rdmacm.verbs.ah import AH
+from rdmacm.verbs.ah import AH, init_ah_from_wc
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, SrqAttr, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
-from rdmacm.verbs.enums import WC
+from rdmacm.verbs.enums import WC, MWType
+from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import MWBind, RecvWR, SendWR, inc_rkey
 
 __all__ = [
     "ibv_ack_async_event",
     "ibv_ack_cq_events",
+    "ibv_alloc_mw",
     "ibv_alloc_pd",
+    "ibv_attach_mcast",
+    "ibv_bind_mw",
     "ibv_close_device",
     "ibv_create_ah",
+    "ibv_create_ah_from_wc",
     "ibv_create_comp_channel",
     "ibv_create_cq",
     "ibv_create_qp",
     "ibv_create_srq",
+    "ibv_dealloc_mw",
     "ibv_dealloc_pd",
     "ibv_dereg_mr",
     "ibv_destroy_ah",
@@ -45,6 +60,7 @@ __all__ = [
     "ibv_destroy_cq",
     "ibv_destroy_qp",
     "ibv_destroy_srq",
+    "ibv_detach_mcast",
     "ibv_event_type_str",
     "ibv_flow_label_to_udp_sport",
     "ibv_fork_init",
@@ -56,6 +72,8 @@ __all__ = [
     "ibv_get_device_list",
     "ibv_get_device_name",
     "ibv_get_pkey_index",
+    "ibv_inc_rkey",
+    "ibv_init_ah_from_wc",
     "ibv_is_fork_initialized",
     "ibv_modify_qp",
     "ibv_modify_srq",
@@ -78,6 +96,8 @@ __all__ = [
     "ibv_rate_to_mult",
     "ibv_reg_mr",
     "ibv_req_notify_cq",
+    "ibv_rereg_mr",
+    "ibv_resize_cq",
     "ibv_wc_status_str",
     "mbps_to_ibv_rate",
     "mult_to_ibv_rate",
@@ -200,14 +220,64 @@ def ibv_dereg_mr(mr: MR) -> None:
     mr.close()
 
 
+def ibv_rereg_mr(
+    mr: MR, flags: int, pd: PD | None = None, addr: Buffer | None = None, length: int | None = None, access: int = 0
+) -> None:
+    """ibv_rereg_mr(3); ``addr`` is the new buffer, with None for ``length`` all of it.
+
+    After an error the region is as it was.
+    """
+    mr.rereg(flags, pd, addr, length, access)
+
+
+def ibv_alloc_mw(pd: PD, type: MWType) -> MW:
+    """ibv_alloc_mw(3)."""
+    return MW(pd, type)
+
+
+def ibv_dealloc_mw(mw: MW) -> None:
+    """ibv_alloc_mw(3)."""
+    mw.close()
+
+
+def ibv_bind_mw(qp: QP, mw: MW, mw_bind: MWBind) -> None:
+    """ibv_bind_mw(3)."""
+    qp.bind_mw(mw, mw_bind)
+
+
+def ibv_inc_rkey(rkey: int) -> int:
+    """ibv_inc_rkey(3)."""
+    return inc_rkey(rkey)
+
+
 def ibv_create_ah(pd: PD, attr: AHAttr) -> AH:
     """ibv_create_ah(3)."""
     return AH(pd, attr)
 
 
+def ibv_init_ah_from_wc(context: Context, port_num: int, wc: WC, grh: GRH | Buffer) -> ibv_ah_attr:
+    """ibv_init_ah_from_wc(3); ``grh`` may be the first 40 bytes of the receive's memory."""
+    return fill(ibv_ah_attr(), init_ah_from_wc(context, port_num, wc, grh))
+
+
+def ibv_create_ah_from_wc(pd: PD, wc: WC, grh: GRH | Buffer, port_num: int) -> AH:
+    """ibv_create_ah_from_wc(3); ``grh`` as for ibv_init_ah_from_wc()."""
+    return AH(pd, wc=wc, grh=grh, port_num=port_num)
+
+
 def ibv_destroy_ah(ah: AH) -> None:
     """ibv_destroy_ah(3)."""
     ah.close()
+
+
+def ibv_attach_mcast(qp: QP, gid: Gid, lid: int) -> None:
+    """ibv_attach_mcast(3)."""
+    qp.attach_mcast(gid, lid)
+
+
+def ibv_detach_mcast(qp: QP, gid: Gid, lid: int) -> None:
+    """ibv_detach_mcast(3)."""
+    qp.detach_mcast(gid, lid)
 
 
 # -- completions ----------------------------------------------------------------------------------------
@@ -233,6 +303,11 @@ def ibv_create_cq(
 def ibv_destroy_cq(cq: CQ) -> None:
     """ibv_destroy_cq(3)."""
     cq.close()
+
+
+def ibv_resize_cq(cq: CQ, cqe: int) -> None:
+    """ibv_resize_cq(3)."""
+    cq.resize(cqe)
 
 
 def ibv_req_notify_cq(cq: CQ, solicited_only: int) -> None:

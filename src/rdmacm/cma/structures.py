@@ -20,51 +20,90 @@ from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
 from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr, SrqInitAttr
+from rdmacm.verbs.attrex import (
+    CQModerationCaps,
+    DeviceAttrEx,
+    ODPCaps,
+    PacketPacingCaps,
+    PCIAtomicCaps,
+    RSSCaps,
+    TMCaps,
+    TSOCaps,
+)
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
+from rdmacm.verbs.cqex import CQEX, CqInitAttrEx, PollCqAttr
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
 from rdmacm.verbs.enums import WC, QPType, WROpcode
+from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import SGE, AddressHandle, RecvWR, SendWR
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
+from rdmacm.verbs.qpex import DataBuffer, QPEx
+from rdmacm.verbs.qpopen import QPOpenAttr
+from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
+from rdmacm.verbs.wr import SGE, AddressHandle, MemoryRegion, MemoryWindow, MWBind, MWBindInfo, RecvWR, SendWR
+from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
 
 __all__ = [
     "ibv_ah",
+    "ibv_grh",
     "ibv_ah_attr",
     "ibv_async_event",
     "ibv_comp_channel",
     "ibv_context",
     "ibv_cq",
+    "ibv_cq_ex",
+    "ibv_cq_init_attr_ex",
+    "ibv_cq_moderation_caps",
+    "ibv_data_buf",
     "ibv_device",
     "ibv_device_attr",
+    "ibv_device_attr_ex",
     "ibv_ece",
     "ibv_gid",
     "ibv_gid_entry",
     "ibv_global_route",
     "ibv_mr",
+    "ibv_mw",
+    "ibv_mw_bind",
+    "ibv_mw_bind_info",
+    "ibv_odp_caps",
+    "ibv_packet_pacing_caps",
     "ibv_path_data",
     "ibv_path_record",
+    "ibv_pci_atomic_caps",
     "ibv_pd",
+    "ibv_poll_cq_attr",
     "ibv_port_attr",
     "ibv_qp",
     "ibv_qp_attr",
     "ibv_qp_cap",
+    "ibv_qp_ex",
     "ibv_qp_init_attr",
+    "ibv_qp_init_attr_ex",
+    "ibv_qp_open_attr",
     "ibv_recv_wr",
+    "ibv_rss_caps",
     "ibv_send_wr",
     "ibv_sge",
     "ibv_srq",
     "ibv_srq_attr",
     "ibv_srq_init_attr",
+    "ibv_srq_init_attr_ex",
+    "ibv_tm_caps",
+    "ibv_tso_caps",
     "ibv_wc",
+    "ibv_xrcd",
+    "ibv_xrcd_init_attr",
     "rdma_addrinfo",
     "rdma_cm_event",
     "rdma_cm_id",
+    "rdma_cm_join_mc_attr_ex",
     "rdma_conn_param",
     "rdma_event_channel",
     "rdma_route",
@@ -125,14 +164,30 @@ ibv_path_record = PathRecord
 ibv_device = Device
 ibv_context = Context
 ibv_device_attr = DeviceAttr
+ibv_device_attr_ex = DeviceAttrEx
+ibv_odp_caps = ODPCaps
+ibv_tso_caps = TSOCaps
+ibv_rss_caps = RSSCaps
+ibv_packet_pacing_caps = PacketPacingCaps
+ibv_tm_caps = TMCaps
+ibv_cq_moderation_caps = CQModerationCaps
+ibv_pci_atomic_caps = PCIAtomicCaps
 ibv_port_attr = Port
 ibv_pd = PD
 ibv_mr = MR
+ibv_mw = MW
 ibv_comp_channel = CompChannel
 ibv_cq = CQ
+ibv_cq_ex = CQEX
+ibv_poll_cq_attr = PollCqAttr
 ibv_qp = QP
+ibv_qp_ex = QPEx
+ibv_data_buf = DataBuffer
 ibv_srq = SRQ
+ibv_xrcd = XRCD
+ibv_qp_open_attr = QPOpenAttr
 ibv_ah = AH
+ibv_grh = GRH
 ibv_async_event = AsyncEvent
 ibv_wc = WC
 
@@ -184,6 +239,20 @@ class rdma_conn_param(ConnParam):
             qp_num,
             qkey,
         )
+
+
+@dataclass(slots=True)
+class rdma_cm_join_mc_attr_ex:
+    """``struct rdma_cm_join_mc_attr_ex``, rdma_join_multicast_ex(3).
+
+    - ``comp_mask``: the fields that are set, ``RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS``.
+    - ``join_flags``: ``RDMA_MC_JOIN_FLAG_FULLMEMBER``, or ``RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`` to send only.
+    - ``addr``: the address of the group.
+    """
+
+    comp_mask: int = 0
+    join_flags: int = 0
+    addr: SockAddr | None = None
 
 
 class rdma_addrinfo(AddrInfo):
@@ -281,6 +350,57 @@ class ibv_qp_init_attr(QPInitAttr):
         super().__init__(qp_type, qp_context, send_cq, recv_cq, srq, cap or ibv_qp_cap(), bool(sq_sig_all))
 
 
+class ibv_qp_init_attr_ex(QPInitAttrEx):
+    """``struct ibv_qp_init_attr_ex``, ibv_create_qp_ex(3) and rdma_create_qp_ex(3). The type is RC at first."""
+
+    __slots__ = ()
+
+    send_cq = Alias["CQ | None"]("scq")
+    recv_cq = Alias["CQ | None"]("rcq")
+
+    def __init__(
+        self,
+        *,
+        qp_context: object = None,
+        send_cq: CQ | None = None,
+        recv_cq: CQ | None = None,
+        srq: SRQ | None = None,
+        cap: QPCap | None = None,
+        qp_type: QPType = QPType.RC,
+        sq_sig_all: int = 0,
+        comp_mask: int = 0,
+        pd: PD | None = None,
+        create_flags: int = 0,
+        max_tso_header: int = 0,
+        source_qpn: int = 0,
+        send_ops_flags: int = 0,
+        xrcd: XRCD | None = None,
+    ) -> None:
+        super().__init__(
+            qp_type,
+            qp_context,
+            send_cq,
+            recv_cq,
+            srq,
+            cap or ibv_qp_cap(),
+            bool(sq_sig_all),
+            comp_mask,
+            pd,
+            create_flags,
+            max_tso_header,
+            source_qpn,
+            send_ops_flags,
+            xrcd,
+        )
+
+
+@dataclass(slots=True)
+class ibv_cq_init_attr_ex(CqInitAttrEx):
+    """``struct ibv_cq_init_attr_ex``, ibv_create_cq_ex(3)."""
+
+    cqe: int = 0
+
+
 @dataclass(slots=True)
 class ibv_global_route(GlobalRoute):
     """``struct ibv_global_route``, the ``grh`` of an ibv_ah_attr."""
@@ -337,6 +457,38 @@ class ibv_srq_init_attr(SrqInitAttr):
     attr: SrqAttr = field(default_factory=ibv_srq_attr)
 
 
+@dataclass(slots=True)
+class ibv_srq_init_attr_ex(SrqInitAttrEx):
+    """``struct ibv_srq_init_attr_ex``, ibv_create_srq_ex(3) and rdma_create_srq_ex(3)."""
+
+    attr: SrqAttr = field(default_factory=ibv_srq_attr)
+
+
+@dataclass(slots=True)
+class ibv_xrcd_init_attr(XRCDInitAttr):
+    """``struct ibv_xrcd_init_attr``, ibv_open_xrcd(3)."""
+
+    oflags: int = 0
+    fd: int = 0
+
+
+@dataclass(slots=True)
+class ibv_mw_bind_info(MWBindInfo):
+    """``struct ibv_mw_bind_info``, ibv_bind_mw(3)."""
+
+    mr: MemoryRegion | None = None
+    addr: int = 0
+    length: int = 0
+    mw_access_flags: int = 0
+
+
+@dataclass(slots=True)
+class ibv_mw_bind(MWBind):
+    """``struct ibv_mw_bind``, ibv_bind_mw(3)."""
+
+    bind_info: MWBindInfo = field(default_factory=ibv_mw_bind_info)
+
+
 class ibv_sge(SGE):
     """``struct ibv_sge``: ``length`` bytes at ``addr``, a number (``mr.addr`` with or without an offset)."""
 
@@ -347,7 +499,10 @@ class ibv_sge(SGE):
 
 
 class ibv_send_wr(SendWR):
-    """``struct ibv_send_wr``, ibv_post_send(3). ``wr.rdma``, ``wr.atomic`` and ``wr.ud`` are the request itself."""
+    """``struct ibv_send_wr``, ibv_post_send(3).
+
+    ``wr.rdma``, ``wr.atomic``, ``wr.ud`` and ``bind_mw`` are the request itself.
+    """
 
     __slots__ = ("next",)
 
@@ -367,9 +522,15 @@ class ibv_send_wr(SendWR):
         compare_add: int = 0,
         swap: int = 0,
         invalidate_rkey: int = 0,
+        flush_length: int = 0,
+        flush_type: int = 0,
+        flush_level: int = 0,
         ah: AddressHandle | None = None,
         remote_qpn: int = 0,
         remote_qkey: int = 0,
+        mw: MemoryWindow | None = None,
+        bind_info: MWBindInfo | None = None,
+        remote_srqn: int = 0,
     ) -> None:
         super().__init__(
             wr_id,
@@ -382,9 +543,15 @@ class ibv_send_wr(SendWR):
             compare_add=compare_add,
             swap=swap,
             invalidate_rkey=invalidate_rkey,
+            flush_length=flush_length,
+            flush_type=flush_type,
+            flush_level=flush_level,
             ah=ah,
             remote_qpn=remote_qpn,
             remote_qkey=remote_qkey,
+            mw=mw,
+            bind_info=bind_info,
+            remote_srqn=remote_srqn,
         )
         #: The request to post after this one.
         self.next = next
@@ -396,10 +563,17 @@ class ibv_send_wr(SendWR):
 
     @property
     def wr(self) -> Self:
-        """C's union of the operands: this object."""
+        """C's unions of the operands: this object."""
         return self
 
-    rdma = atomic = ud = wr
+    rdma = atomic = ud = qp_type = xrc = wr
+
+    @property
+    def bind_mw(self) -> Self:
+        """C's structure of a bind's operands: this object, with a ``bind_info`` to fill in."""
+        if self.bind_info is None:
+            self.bind_info = ibv_mw_bind_info()
+        return self
 
 
 class ibv_recv_wr(RecvWR):

@@ -18,9 +18,10 @@ from rdmacm.errors import cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer, byte_view
-from rdmacm.verbs.enums import WC, QPAttrMask
+from rdmacm.verbs.enums import WC, QPAttrMask, SrqInitAttrMask
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QPInitAttr
+from rdmacm.verbs.srq import SrqInitAttrEx
 from rdmacm.verbs.wr import SGE
 
 __all__ = [
@@ -96,7 +97,10 @@ def rdma_create_srq(id: CmId, pd: PD | None, attr: SrqInitAttr) -> None:
 
 
 def rdma_create_srq_ex(id: CmId, attr: SrqInitAttr, pd: PD | None = None) -> None:
-    """rdma_create_srq_ex(3), for the basic type; ``pd`` is a field of C's structure."""
+    """rdma_create_srq_ex(3); ``pd`` is a field of C's structure. A basic ibv_srq_init_attr may be given as well."""
+    if isinstance(attr, SrqInitAttrEx) and not attr.comp_mask & SrqInitAttrMask.TYPE:
+        hint = "IBV_SRQ_INIT_ATTR_TYPE"
+        raise cm_error(errno.EINVAL, "comp_mask does not name srq_type", "create_srq", hint=hint)
     id.create_srq(attr, pd)
 
 

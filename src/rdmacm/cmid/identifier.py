@@ -20,12 +20,13 @@ from types import TracebackType
 from typing import Self
 
 from rdmacm.cmid.acks import ACK_LOCK, wait_acked, wake_waiters
-from rdmacm.cmid.connecting import ConnectionBase
 from rdmacm.cmid.lookups import NameLookups
+from rdmacm.cmid.multicast import GroupMembership, MulticastBase
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.multicast import GroupJoin
 from rdmacm.protection import finalize
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
@@ -58,6 +59,7 @@ _STEPS = {
     CmEventType.CONNECT_ERROR: "connect",
     CmEventType.UNREACHABLE: "connect",
     CmEventType.REJECTED: "connect",
+    CmEventType.MULTICAST_ERROR: "join_multicast",
 }
 
 
@@ -87,7 +89,9 @@ class CmEvent:
         "param": "The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.",
         "arg": "The number given to :meth:`CmId.write_cm_event`.",
         "message": "The cause of a failure in words; may be empty.",
+        "join_context": "Of a multicast event, the ``context`` of the join; C has it as ``param.ud.private_data``.",
         "_error": "The error of a resolution in :attr:`type` ADDRINFO_ERROR.",
+        "_join": "The join that counts a multicast event as well; else None.",
         "_explain": "Makes the explanation of a failed resolution; else None.",
         "_owner": "The id that counts the event: the listener for CONNECT_REQUEST.",
         "_pending": "Whether it is still to be acknowledged.",
@@ -109,10 +113,24 @@ class CmEvent:
         self.status = queued.status
         self.arg = queued.arg
         self.message = queued.message
+        self.join_context: object = None
+        self._join: GroupMembership | None = None
+        if queued.join is not None:
+            self._take_join(queued.join)
         self._explain = queued.explain
         self._error: RdmaError | None = None
         self._thread = threading.get_ident()
         self._pending = True
+
+    def _take_join(self, join: GroupJoin) -> None:
+        assert isinstance(join, GroupMembership)
+        self._join = join
+        self.join_context = join.context
+        if self.type is CmEventType.MULTICAST_JOIN and isinstance(self.param, UdParam):
+            error = self._owner._attach_group(join, self.param)
+            if error is not None:
+                self.type, self.status = CmEventType.MULTICAST_ERROR, -(error.errno or errno.EIO)
+                self.message = f"the queue pair was not attached: {error.strerror}"
 
     @property
     def event(self) -> CmEventType:
@@ -161,6 +179,8 @@ class CmEvent:
                 return
             self._pending = False
             self._owner._acknowledged(self._thread)
+            if self._join is not None:
+                self._join.acknowledged(self._thread)
             wake_waiters()
 
     def __enter__(self) -> Self:
@@ -281,7 +301,7 @@ class EventChannel:
         return f"<EventChannel {self.provider.name}{' closed' if self._closed else ''}>"
 
 
-class CmId(ConnectionBase):
+class CmId(MulticastBase):
     """A communication identifier, ``struct rdma_cm_id``: the counterpart of a socket.
 
     ``channel``: where its events go; None makes the id *synchronous*: each call then waits for its outcome and raises

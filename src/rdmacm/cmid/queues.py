@@ -14,11 +14,13 @@ from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import check_kind, member
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, SRQType, WROpcode
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.srq import SRQ
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
+from rdmacm.verbs.qpex import QPEx
+from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+from rdmacm.verbs.xrcd import XRCD
 
 __all__ = ["QueueBase"]
 
@@ -36,6 +38,15 @@ def _default_pd(context: Context) -> PD:
     return pd
 
 
+def _default_xrcd(context: Context) -> XRCD:
+    """The XRC domain that the ids of a device share, as in librdmacm."""
+    domains = context.backend.default_xrcds
+    if not domains:
+        domains.append(XRCD(context))  # as above
+    xrcd: XRCD = domains[0]
+    return xrcd
+
+
 class QueueBase(ResolutionBase):
     """The part of :class:`rdmacm.CmId` that has a queue pair, and posts to it."""
 
@@ -48,6 +59,7 @@ class QueueBase(ResolutionBase):
         "_qp": "The queue pair, or None.",
         "_srq": "The shared receive queue, or None.",
         "_own_queues": "What :meth:`create_qp` made, and :meth:`destroy_qp` closes.",
+        "_srq_queues": "What :meth:`create_srq` made, and :meth:`destroy_srq` closes.",
     }
 
     def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
@@ -60,6 +72,7 @@ class QueueBase(ResolutionBase):
         self.send_cq_channel: CompChannel | None = None
         self.recv_cq_channel: CompChannel | None = None
         self._own_queues: tuple[CQ | CompChannel, ...] = ()
+        self._srq_queues: tuple[CQ | CompChannel, ...] = ()
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -96,18 +109,22 @@ class QueueBase(ResolutionBase):
     # -- queue pairs ----------------------------------------------------------------------------------
 
     def create_qp(self, init_attr: QPInitAttr | None = None, pd: PD | None = None) -> QP:
-        """Create the id's queue pair, rdma_create_qp(3); connecting moves it through its states.
+        """Create the id's queue pair, rdma_create_qp(3). Connecting moves it through its states; UD is in RTS at once.
 
-        Without ``init_attr`` it is of type RC, with room for 16 sends and 16 receives. Where neither ``init_attr`` nor
-        the id has a completion queue, one is created, with a channel, and written to ``init_attr``, as in C. EINVAL:
-        there is a queue pair already, the id is not bound, the domain is another device's, or the type is not the
-        id's; :class:`rdmacm.verbs.QP` has the rest.
+        Without ``init_attr`` it is of the id's type, with room for 16 sends and 16 receives. Where neither
+        ``init_attr`` nor the id has a completion queue, one is created, with a channel, and written to ``init_attr``,
+        as in C. A queue pair of type UD has the Q_Key of the id: 0x01234567 in the port space UDP. With a QPInitAttrEx
+        it is a :class:`~rdmacm.verbs.QPEx`, rdma_create_qp_ex(3). One of type XRC_RECV is in the XRC domain of
+        ``init_attr``, else in the one that all ids of the device share. EINVAL: there is a queue pair already, the id
+        is not bound, the domain is another device's, or the type is not the id's; :class:`rdmacm.verbs.QP` has the
+        rest.
         """
         context = self._bound("create_qp")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
-        attr = init_attr if init_attr is not None else _default_attr()
-        pd = pd if pd is not None else self.pd
+        attr = init_attr if init_attr is not None else _default_attr(self.qp_type)
+        if pd is None:
+            pd = (attr.pd if isinstance(attr, QPInitAttrEx) else None) or self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
         if type(attr) is not QPInitAttr or type(attr.cap) is not QPCap:
@@ -122,10 +139,13 @@ class QueueBase(ResolutionBase):
             if given is not None and own is not None and given is not own:
                 raise cm_error(errno.EINVAL, "the id has another completion queue", "create_qp")
         try:
-            if attr.srq is None:
-                attr.srq = self._srq
-            self._make_cqs(context, attr)
-            self._qp = QP(pd, attr)
+            if qp_type is QPType.XRC_RECV:
+                self._qp = _xrc_target(context, attr)
+            else:
+                if attr.srq is None and qp_type is not QPType.XRC_SEND:
+                    attr.srq = self._srq
+                self._make_cqs(context, attr)
+                self._qp = QPEx(pd, attr) if isinstance(attr, QPInitAttrEx) else QP(pd, attr)
             self._pd = pd
             self._backend.attach_qp(self._qp)
         except BaseException:
@@ -137,6 +157,9 @@ class QueueBase(ResolutionBase):
         attr.scq = attr.scq or self.send_cq
         if attr.scq is None:
             self.send_cq_channel, attr.scq = self._make_cq(context, attr.cap.max_send_wr)
+        if attr.qp_type == QPType.XRC_SEND:
+            self.send_cq = attr.scq
+            return
         attr.rcq = attr.rcq or self.recv_cq
         if attr.rcq is None:
             size = attr.cap.max_recv_wr if attr.srq is None else attr.srq.query().max_wr
@@ -160,23 +183,57 @@ class QueueBase(ResolutionBase):
         if self._own_queues:
             for queue in self._own_queues:  # each completion queue stands before its channel
                 queue.close()
-            self.send_cq = self.recv_cq = None
-            self.send_cq_channel = self.recv_cq_channel = None
+            self.send_cq = self.send_cq_channel = None
+            if not self._srq_queues:
+                self.recv_cq = self.recv_cq_channel = None
             self._own_queues = ()
 
     def create_srq(self, attr: SrqInitAttr | None = None, pd: PD | None = None) -> SRQ:
-        """Create a shared receive queue, which the id's queue pair will use, rdma_create_srq(3)."""
-        self._bound("create_srq")
+        """Create a shared receive queue, which the id's queue pair will use, rdma_create_srq(3).
+
+        With a SrqInitAttrEx it is of that ``srq_type``, rdma_create_srq_ex(3); else of type XRC on an id of type
+        XRC_RECV. The XRC domain of one of type XRC is that of ``attr``, else the one that all ids of the device share;
+        its receives complete on the ``cq`` of ``attr``, else on :attr:`recv_cq`, which is created if there is none.
+        """
+        context = self._bound("create_srq")
         if self._srq is not None:
             raise cm_error(errno.EINVAL, "the id has a shared receive queue already", "create_srq")
-        self._srq = SRQ(pd if pd is not None else self.pd, attr or SrqInitAttr())
+        init = SrqInitAttr() if attr is None else attr
+        check_kind("attr", init, SrqInitAttr, "create_srq")
+        if not isinstance(init, SrqInitAttrEx) and self.qp_type is QPType.XRC_RECV:
+            init = SrqInitAttrEx(init.attr, init.srq_context, srq_type=SRQType.XRC)
+        if pd is None:
+            pd = (init.pd if isinstance(init, SrqInitAttrEx) else None) or self.pd
+        if isinstance(init, SrqInitAttrEx) and init.srq_type == SRQType.XRC:
+            init.xrcd = init.xrcd or _default_xrcd(context)
+            init.cq = init.cq or self.recv_cq
+            if init.cq is None:
+                channel = CompChannel(context)
+                self._srq_queues = (channel,)
+                self.recv_cq_channel = channel
+                init.cq = CQ(context, max(init.attr.max_wr, 1), channel, self)
+                self._srq_queues = init.cq, channel
+            self.recv_cq = init.cq
+        try:
+            self._srq = SRQ(pd, init)
+        except BaseException:
+            self._close_srq_queues()
+            raise
         return self._srq
+
+    def _close_srq_queues(self) -> None:
+        if self._srq_queues:
+            for queue in self._srq_queues:  # the completion queue stands before its channel
+                queue.close()
+            self._srq_queues = ()
+            self.recv_cq = self.recv_cq_channel = None
 
     def destroy_srq(self) -> None:
         """Close the shared receive queue, rdma_destroy_srq(3); EBUSY while a queue pair uses it."""
         if self._srq is not None:
             self._srq.close()
             self._srq = None
+        self._close_srq_queues()
 
     def init_qp_attr(self, qp_state: int) -> tuple[QPAttr, QPAttrMask]:
         """The attributes that a queue pair of the user's own needs to get to a :class:`QPState`, rdma_init_qp_attr(3).
@@ -322,8 +379,16 @@ class QueueBase(ResolutionBase):
             raise
 
 
-def _default_attr() -> QPInitAttr:
-    attr = QPInitAttr(sq_sig_all=True)
+def _xrc_target(context: Context, attr: QPInitAttr) -> QP:
+    """A queue pair of type XRC_RECV."""
+    if isinstance(attr, QPInitAttrEx):
+        attr.xrcd = attr.xrcd or _default_xrcd(context)
+        return QPEx(context, attr)
+    return QP(context, QPInitAttrEx(QPType.XRC_RECV, attr.qp_context, xrcd=_default_xrcd(context)))
+
+
+def _default_attr(qp_type: QPType) -> QPInitAttr:
+    attr = QPInitAttr(qp_type, sq_sig_all=True)
     attr.cap.max_send_wr = attr.cap.max_recv_wr = 16
     attr.cap.max_send_sge = attr.cap.max_recv_sge = 4
     attr.cap.max_inline_data = 256

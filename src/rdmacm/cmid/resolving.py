@@ -112,6 +112,10 @@ class ResolutionBase:
         """
         raise NotImplementedError  # CmId has the events
 
+    def _release_event(self) -> None:
+        """Acknowledge the last event of a synchronous id."""
+        raise NotImplementedError
+
     def _post(self, kind: CmEventType, status: int = 0, arg: int = 0, message: str = "") -> None:
         """Add an event of this id to its channel."""
         raise NotImplementedError

@@ -21,10 +21,11 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
-from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord, service_name_bytes
+from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, ServiceRecord, service_name_bytes
 from rdmacm.proto.wire import WireError
 
 __all__ = ["RecordsCallback", "SaSession", "describe_sa"]
@@ -170,6 +171,34 @@ class SaSession:
             return Failure(errno.ENODATA, "group", f"{describe_sa(port)} knows no group {mgid}", hint)
 
         return self._query_records(port, SaMethod.GET_TABLE, mask, record, timeout, "group", no_group, done)
+
+    def change_member(
+        self,
+        port: IbPort,
+        method: SaMethod,
+        timeout: float,
+        done: RecordsCallback[MCMemberRecord],
+        fields: dict[str, Any],
+    ) -> int:
+        """Join a multicast group (SET), or leave one (DELETE). Raises what :meth:`query` raises."""
+        mask, record = query_for(MCMemberRecord, **fields)
+
+        def no_member() -> Failure:
+            return Failure(errno.EINVAL, "group", f"{describe_sa(port)} knows no such group or member")
+
+        return self._query_records(port, method, mask, record, timeout, "group", no_member, done)
+
+    def query_capabilities(self, port: IbPort, timeout: float, done: Callable[[int, Failure | None], None]) -> int:
+        """Query the capability mask 2 of the administrator (ClassPortInfo). Raises what :meth:`query` raises."""
+
+        def finished(response: SaResponse) -> None:
+            failure = _failure(response, port, "capabilities")
+            mask2 = 0
+            with suppress(WireError, IndexError):
+                mask2 = ClassPortInfo.unpack(response.records[0]).capability_mask2
+            done(mask2, failure)
+
+        return self.query(port, SaMethod.GET, Attribute.CLASS_PORT_INFO, 0, b"", timeout, finished)
 
     def _query_records(
         self,

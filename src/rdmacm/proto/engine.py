@@ -2,7 +2,8 @@
 
 1. **An engine** for each connected queue pair: a class with the methods of :class:`QPEngine`. It has the format of
    packets and their check sums, sequence numbers, acknowledgements, retransmission, and access to the memory that a
-   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`.
+   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`. (A datagram queue pair has no peer, and an engine
+   with methods of its own: :class:`rdmacm.proto.roce.ud.UdEngine`.)
 2. **A multiplexer** that finds the queue pair of each packet that arrives, makes engines, and decides which engine may
    send and which timer is due. :class:`rdmacm.soft.device.multiplexer.QPMultiplexer` does this for all engines, and
    finds queue pairs as RoCEv2 does, by the BTH.
@@ -134,6 +135,12 @@ class QPEngine(Protocol):
 
     def set_min_rnr_timer(self, code: int) -> None:
         """Change how long a peer has to wait if no receive is posted, as a timer code, 0 to 31."""
+
+    def set_max_dest_rd_atomic(self, count: int) -> None:
+        """Change how many READ and atomic requests of the peer may be outstanding."""
+
+    def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
+        """Change how requests are sent: all attributes but ``sq_psn``. Timers and retries begin again. RTS only."""
 
     def post_send(self, work: SendWork) -> None:
         """Queue a request. Once the connection has ended it completes as flushed. ValueError before RTS."""

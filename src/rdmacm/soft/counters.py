@@ -28,7 +28,9 @@ _OF_DROPS = {
     "icrc": "rx_icrc_encapsulated",
     "refused": "refused_request",
     "answer": "unexpected_response",
-    **{reason: f"dropped_{reason}" for reason in ("length", "opcode", "version", "qpn", "state", "pkey")},
+    "no receive": "dropped_no_receive",
+    "receive too short": "dropped_short_receive",
+    **{reason: f"dropped_{reason}" for reason in ("length", "opcode", "version", "qpn", "state", "pkey", "qkey")},
 }
 _ERRORS = (
     "out_of_seq_request",

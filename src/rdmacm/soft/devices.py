@@ -41,7 +41,8 @@ _GID_TBL_LEN = 1024
 #: PortPhysicalState.
 _POLLING, _DISABLED, _LINK_UP = 2, 3, 5
 
-#: Speeds of links in Mb/s, each with the codes of width and speed that Linux reports for links up to it.
+#: Speeds of links in Mb/s, each with the codes of width and speed that Linux reports for links up to it. The first is
+#: also for links of unknown speed.
 _LINK_CODES = (
     (1_000, 1, 1),
     (10_000, 1, 8),
@@ -97,8 +98,6 @@ def _gid_rows(
 def with_link_speed(view: RocePortView, network: Network) -> Device:
     """The device of a port, with width and speed of the link, which take long to read."""
     link_speed = network.link_speed(view.interface.name)
-    if link_speed <= 0:
-        return view.device
     _, width, speed = next((codes for codes in _LINK_CODES if link_speed <= codes[0]), _LINK_CODES[-1])
     return replace(view.device, ports=(replace(view.port, active_width=width, active_speed=speed),))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
+from rdmacm.multicast import GroupJoin
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.runtime import Runtime
 from rdmacm.provider import Owner, QueuedEvent
@@ -74,6 +75,14 @@ class SoftQueue:
     def take(self, owner: object) -> list[QueuedEvent]:
         return [event for event in self.take_all(owner) if isinstance(event, QueuedEvent)]
 
+    def drop_join(self, join: GroupJoin) -> None:
+        """Remove the events of a join of a multicast group."""
+        with self._runtime.lock:
+            kept = deque(e for e in self._events if isinstance(e, PendingRequest) or e.join is not join)
+            if len(kept) != len(self._events):
+                self._events = kept
+                self._signal()
+
     def take_all(self, owner: object) -> list[QueuedEvent | PendingRequest]:
         """As :meth:`take`, with the requests that have no id yet."""
         with self._runtime.lock:
@@ -101,6 +110,8 @@ class SoftQueue:
         event = self._next()
         if event is not None:
             event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
+            if event.join is not None:
+                event.join._reported()
         if self._pollable is not None:
             self._signal()
         return event

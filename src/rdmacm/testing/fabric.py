@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
+from rdmacm.address import is_multicast
 from rdmacm.progress.signals import checkpoint
 from rdmacm.protection import run_finalizers
 from rdmacm.testing.clock import SimulationError, VirtualClock
@@ -38,6 +39,7 @@ from rdmacm.testing.host import FabricRoute, Host
 from rdmacm.testing.log import FabricLog, LogEntry
 
 if TYPE_CHECKING:
+    from rdmacm.net.types import Interface
     from rdmacm.progress.runtime import Runtime
     from rdmacm.testing.subnet import MemoryPort, MemorySubnet
 
@@ -398,30 +400,44 @@ class Fabric:
         ``identification``: the field of the IPv4 header.
         """
         path = route.path
-        peer = self._owner_of(path.remote, host)
-        if peer is not None and len(peer.processes) > 1:
-            peer = peer.process_for(data, path.remote)
-        self._packets_sent += 1
-        packet = FabricPacket(
-            self._packets_sent,
-            self.now,
-            host.name,
-            peer.name if peer else "",
-            path.local,
-            path.remote,
-            route.source_port,
-            route.traffic_class,
-            identification,
-            data,
-        )
+        interface = host.network.interface_of(path.local)
+        if is_multicast(path.remote):
+            is_loopback = interface is not None and interface.is_loopback
+            among = host.processes if is_loopback else self.hosts.values()
+            peers = [peer for peer in among if peer.alive and peer.wire.is_member(path.remote, is_loopback)]
+        else:
+            peer = self._owner_of(path.remote, host)
+            if peer is not None and len(peer.processes) > 1:
+                peer = peer.process_for(data, path.remote)
+            peers = [] if peer is None else [peer]
+        left = True
+        for peer in peers or (None,):
+            self._packets_sent += 1
+            packet = FabricPacket(
+                self._packets_sent,
+                self.now,
+                host.name,
+                peer.name if peer else "",
+                path.local,
+                path.remote,
+                route.source_port,
+                route.traffic_class,
+                identification,
+                data,
+            )
+            left &= self._leave(host, interface, peer, packet)
+        return left
+
+    def _leave(self, host: Host, interface: Interface | None, peer: Host | None, packet: FabricPacket) -> bool:
+        """Send a packet of a host to one peer; return False when it cannot leave the host."""
+        data = packet.data
         if not host.alive:
             self._record(Outcome.CRASHED, packet, data)
             return False
-        interface = host.network.interface_of(path.local)
         if interface is None or peer is None:
             self._record(Outcome.UNREACHABLE, packet, data)
             return interface is not None
-        overhead = _IPV4_UDP if len(path.remote) == 4 else _IPV6_UDP
+        overhead = _IPV4_UDP if len(packet.remote) == 4 else _IPV6_UDP
         if peer is not host and len(data) + overhead > interface.mtu:
             self._record(Outcome.TOO_LONG, packet, data)
             return False
@@ -488,13 +504,14 @@ class Fabric:
         while self._in_flight and self._in_flight[0][0] <= self.now:
             _, _, packet, data = heapq.heappop(self._in_flight)
             host = self.hosts[packet.destination]
-            if not host.alive and host.processes:  # a process was killed, and others have its packets
+            to_group = is_multicast(packet.remote)
+            if not host.alive and host.processes and not to_group:  # a process was killed, and others have its packets
                 host = host.processes[0].process_for(data, packet.remote)
             if not host.alive:
                 outcome = Outcome.CRASHED
             elif (packet.source, packet.destination) in self._partitioned:
                 outcome = Outcome.PARTITIONED
-            elif host.network.interface_of(packet.remote) is None:
+            elif host.network.interface_of(packet.remote) is None and not to_group:
                 outcome = Outcome.UNREACHABLE
             elif not host.wire.is_open:
                 outcome = Outcome.REFUSED

@@ -12,19 +12,29 @@ from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from rdmacm.address import is_link_local
+from rdmacm.address import is_link_local, is_multicast
 from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError, cm_error
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.progress.runtime import Runtime
-from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, Wire, WirePath, WireRoute
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, slot_of
+from rdmacm.soft.wire.base import (
+    IpFields,
+    PacketBuffer,
+    Received,
+    SocketAddress,
+    Undelivered,
+    Wire,
+    WirePath,
+    WireRoute,
+    group_key,
+)
+from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, qpn_of, slot_of
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -131,6 +141,8 @@ class FabricWire(Wire):
         self._inbox: deque[Received] = deque()
         #: Tokens of :meth:`listen`.
         self._listening: list[tuple[int, bytes | None]] = []
+        #: The multicast groups that it has joined, and the interfaces.
+        self._groups: dict[tuple[bytes, int], None] = {}
         self.is_open = False
         self.counters: Counter[str] = Counter()
         self.slot = slot
@@ -155,6 +167,7 @@ class FabricWire(Wire):
         self.slots = (self.slot,)
         self._inbox.clear()
         self._listening.clear()
+        self._groups.clear()
 
     def abandon(self) -> None:
         self.close()
@@ -188,12 +201,53 @@ class FabricWire(Wire):
             interface = self._host.network.interface_of(packet.remote)
             scope_id = interface.index if interface and is_link_local(packet.local) else 0
             remote = (host, packet.source_port, 0, scope_id)
-        self._inbox.append((memoryview(data), 0, remote, packet.remote))
+        if is_multicast(packet.remote):
+            self._arrive_at_groups(packet, data, remote)
+        else:
+            self._inbox.append((_viewed(packet, data), 0, remote, packet.remote))
         if self.tap is not None:
             self.tap(False, packet.remote, packet.local, packet.source_port, ROCE_PORT, (data,), 0)
         return True
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
+    def _arrive_at_groups(self, packet: FabricPacket, data: bytes, remote: SocketAddress) -> None:
+        """Queue a multicast packet once for each interface where the process is a member of the group."""
+        if len(data) < BTH_LENGTH or qpn_of(data) != MULTICAST_QPN:
+            return
+        sender = self._host.network.interface_of(packet.local)
+        is_loopback = sender is not None and sender.is_loopback
+        for ifindex in self._members(packet.remote, is_loopback):
+            if is_link_local(packet.local):
+                remote = (remote[0], remote[1], 0, ifindex)
+            self._inbox.append((_viewed(packet, data), 0, remote, group_key(packet.remote, ifindex)))
+
+    def _members(self, group: bytes, is_loopback: bool) -> list[int]:
+        """The interfaces that are up where the process is a member: on the fabric, or on the loopback interface."""
+        interfaces = {each.index: each for each in self._host.network.interfaces()}
+        return [
+            ifindex
+            for joined, ifindex in self._groups
+            if joined == group
+            and (found := interfaces.get(ifindex)) is not None
+            and found.is_up
+            and found.is_loopback is is_loopback
+        ]
+
+    def is_member(self, group: bytes, is_loopback: bool) -> bool:
+        """Whether the process receives from a group: packets of the fabric, or of the host's loopback interface."""
+        return self.is_open and bool(self._members(group, is_loopback))
+
+    def report_ip_fields(self) -> None:
+        """Do nothing: a packet always has them. The fabric does not count hops."""
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        if ifindex not in {each.index for each in self._host.network.interfaces()}:
+            raise cm_error(errno.ENODEV, f"there is no interface {ifindex}", "join_multicast")
+        self._groups[group, ifindex] = None
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        self._groups.pop((group, ifindex), None)
+
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> WireRoute:
         family = AF_INET if len(path.remote) == 4 else AF_INET6
         return FabricRoute(path, inet_ntop(family, path.remote), ROCE_PORT, traffic_class)
 
@@ -230,6 +284,11 @@ class FabricWire(Wire):
     def listens(self, service_id: int, local: bytes) -> bool:
         """Whether the process takes the requests for a service id at a packed local address."""
         return any(service == service_id and ip in (None, local) for service, ip in self._listening)
+
+
+def _viewed(packet: FabricPacket, data: bytes) -> memoryview:
+    """The received bytes of a packet, with the fields of its IP header if they are not usual."""
+    return memoryview(PacketBuffer(data, IpFields(packet.traffic_class)) if packet.traffic_class else data)
 
 
 class SimNetwork(MemoryNetwork):

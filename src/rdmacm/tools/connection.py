@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
-from rdmacm.connparam import ConnParam
+from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace, RaiFlag
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explain import resolve
@@ -25,18 +25,27 @@ from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ
-from rdmacm.verbs.enums import WC, AccessFlag, QPState, WCStatus
+from rdmacm.verbs.enums import WC, AccessFlag, QPState, QPType, WCStatus
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP, QPInitAttr
 
-__all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find_server"]
+__all__ = [
+    "DISCONNECT_TIMEOUT",
+    "PORT_SPACES",
+    "ToolConnection",
+    "completion_failure",
+    "connection_ended",
+    "find_server",
+]
 
+#: The port space of the ids of each type.
+PORT_SPACES = {QPType.RC: PortSpace.TCP, QPType.UC: PortSpace.IB, QPType.UD: PortSpace.UDP}
 #: Seconds that a peer may take to confirm the end of a connection.
 DISCONNECT_TIMEOUT = 2.0
 
 
 class ToolConnection:
-    """A reliable connection of a tool.
+    """A connection of a tool; of a datagram id, the queue pair that it has found.
 
     The connection owns ``cmid``, which is bound to a device, and destroys it. ``cap`` has the sizes of the queues. With
     ``own_qp`` the queue pair is created apart from the id and taken through its states here.
@@ -58,6 +67,8 @@ class ToolConnection:
         self._own_qp: QP | None = None
         #: The limits of waiting for the peer; None for a server, which waits without limit.
         self.waits: PeerWait | None = None
+        #: The parameters of the server's answer, once connected.
+        self.answer: ConnParam | UdParam | None = None
         #: Whether the connection is established: since connect() or accept(), until an event reports its end.
         self._is_connected = False
         context = cmid.verbs
@@ -65,7 +76,7 @@ class ToolConnection:
         with ExitStack() as stack:
             stack.callback(cmid.destroy)
             self.cq = stack.enter_context(CQ(context, cap.max_send_wr + cap.max_recv_wr))
-            attr = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap)
+            attr = QPInitAttr(cmid.qp_type, scq=self.cq, rcq=self.cq, cap=cap)
             if own_qp:
                 self.qp = self._own_qp = stack.enter_context(QP(cmid.pd, attr))
                 self.qp.modify(*cmid.init_qp_attr(QPState.INIT))
@@ -90,7 +101,7 @@ class ToolConnection:
             try:
                 with waits.connecting(self.cmid):
                     self.cmid.connect(param)
-                    answer = _answer(channel, waits)
+                    answer, self.answer = _answer(channel, waits)
             finally:
                 self.cmid.migrate(None)
         if self._own_qp is not None:
@@ -158,7 +169,7 @@ class ToolConnection:
         self._resources.close()
 
     def _disconnect(self) -> None:
-        if not self._is_connected:
+        if not self._is_connected or self.cmid.qp_type is QPType.UD:
             self.cmid.disconnect()
             return
         # Wait for the confirmation, so that the peer learns of the end, but not for ever: its program may never
@@ -178,14 +189,14 @@ class ToolConnection:
         self.close()
 
 
-def _answer(channel: EventChannel, waits: PeerWait) -> bytes:
-    """Return the private data of the answer to a connection request; raise the error of a request that failed."""
+def _answer(channel: EventChannel, waits: PeerWait) -> tuple[bytes, ConnParam | UdParam | None]:
+    """Return the answer to a connection request, its private data first; raise the error of a request that failed."""
     while True:
         with waits.until(partial(next_event, channel)) as event:
             if event.error is not None:
                 raise event.error
             if event.type in (CmEventType.ESTABLISHED, CmEventType.CONNECT_RESPONSE):
-                return event.private_data
+                return event.private_data, event.param
             if event.type is CmEventType.DEVICE_REMOVAL:
                 raise cm_error(errno.ENODEV, "the device was removed", "connect", event.id.peer_addr_text)
 
@@ -212,12 +223,14 @@ def find_server(
     timeout_ms: int = 2000,
     retries: int = 0,
     provider: str | None = None,
+    qp_type: QPType = QPType.RC,
 ) -> tuple[CmId, Explanation]:
     """Resolve a server; return a synchronous id with its route, and the explanation.
 
     A resolution that takes longer than ``timeout_ms`` is repeated up to ``retries`` times.
     """
-    hints = AddrInfo(flags=RaiFlag(0), port_space=PortSpace.TCP, src_addr=None if source is None else (source, 0))
+    where = None if source is None else (source, 0)
+    hints = AddrInfo(flags=RaiFlag(0), qp_type=qp_type, port_space=PORT_SPACES[qp_type], src_addr=where)
     backend = get_provider(provider)
     with notice(f"the resolution of {host}"):
         for _ in range(1 + retries):

@@ -29,6 +29,7 @@ from rdmacm.tools.output import (
     write,
     write_json,
 )
+from rdmacm.tools.perf_plan import Op, Plan, Result
 from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # With a capture, move a fixed amount: a timed measurement would write hundreds of megabytes.
     seconds, count = (0.0, 4) if args.pcap else (_SECONDS, 0)
-    plans = [perf.Plan(op, _SIZE, 8, False, True, seconds, count) for op in (perf.Op.WRITE, perf.Op.READ)]
+    plans = [Plan(op, _SIZE, 8, False, True, seconds, count) for op in (Op.WRITE, Op.READ)]
     with ServerProcess("demo", "--server", timeout=args.timeout, provider=args.provider) as server:
         cmid, explanation = find_server("localhost", server.port, provider=args.provider)
         demonstration = _Demonstration(cmid, explanation, args.timeout)
@@ -246,7 +247,7 @@ def _expect(is_right: bool, what: str, connection: ToolConnection) -> None:
 _WIDTH = 80
 
 
-def _text(explanation: Explanation, demonstration: _Demonstration, throughput: list[perf.Result]) -> str:
+def _text(explanation: Explanation, demonstration: _Demonstration, throughput: list[Result]) -> str:
     chosen, path = explanation.chosen, explanation.path or {}
     found = [("localhost", ", ".join(explanation.names))]
     if chosen is not None:

@@ -41,6 +41,8 @@ COMMANDS = (
     "demo",
     "rping",
     "ucmatose",
+    "udaddy",
+    "mckey",
     "cmtime",
     "perf",
 )

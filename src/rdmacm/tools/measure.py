@@ -6,8 +6,9 @@ import contextlib
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 
-__all__ = ["ProgressLine", "Samples", "resident_bytes", "size_text", "time_text"]
+__all__ = ["Intervals", "ProgressLine", "Samples", "resident_bytes", "size_text", "time_text"]
 
 #: Percentiles are computed from the latest samples; minimum, mean and maximum from all.
 _MAX_SAMPLES = 100_000
@@ -82,6 +83,41 @@ class ProgressLine:
                 sys.stderr.write(f"\r{'':<{self._width}}\r")
                 sys.stderr.flush()
             self._width = 0
+
+
+class Intervals:
+    """What was done in each interval of a measurement, reported as it ends.
+
+    ``seconds``: the length of an interval, 0 for no reports. ``size``: bytes of an operation. ``show`` writes a line.
+    """
+
+    def __init__(self, seconds: float, size: int, show: Callable[[str], None]) -> None:
+        self._seconds = seconds
+        self._size = size
+        self._show = show
+        #: When the measurement, and the present interval, began.
+        self._began = self._since = 0.0
+        #: The operations before the present interval.
+        self._before = 0
+        #: The reports, as :attr:`rdmacm.tools.perf_plan.Result.intervals` has them.
+        self.reports: list[dict[str, float]] = []
+
+    def begin(self, now: float) -> None:
+        """The measurement begins."""
+        self._began = self._since = now
+
+    def is_due(self, now: float) -> bool:
+        """Whether :meth:`report` would write."""
+        return self._seconds > 0 and now - self._since >= self._seconds
+
+    def report(self, now: float, count: int) -> None:
+        """Report the interval that ends now; ``count``: all operations so far."""
+        done, seconds = count - self._before, now - self._since
+        rate = done * self._size / seconds
+        start, end = self._since - self._began, now - self._began
+        self.reports.append({"seconds": round(end, 3), "count": done, "bytes_per_second": round(rate)})
+        self._show(f"{start:8.2f} - {end:.2f} s  {rate / 1e6:10.1f} MB/s  {done / seconds:12,.0f} messages/s\n")
+        self._since, self._before = now, count
 
 
 def time_text(microseconds: float) -> str:

@@ -1,25 +1,23 @@
-"""``rdmacm perf``: measure latency and bandwidth of a connection.
+"""``rdmacm perf``: measure latency and bandwidth of a connection, or of datagrams.
 
-Each measurement has a connection of its own. The private data of the client's request describes the measurement, in 16
-bytes in network byte order: ``rPf1``, operation, flags (1 latency, 2 blocking), two reserved bytes, size, depth. The
-private data of the answer describes the server's buffer: ``rPf1``, rkey, address.
+Each measurement has a connection of its own; :mod:`rdmacm.tools.perf_plan` has what its ends tell each other. This
+module measures over RC, :mod:`rdmacm.tools.perf_unreliable` over UC and UD.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
-import struct
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, CmRejectedError, cm_error, printable
 from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.tools import perf_unreliable
 from rdmacm.tools.arguments import (
     add_address,
     add_port,
@@ -30,12 +28,26 @@ from rdmacm.tools.arguments import (
     seconds_between,
 )
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
-from rdmacm.tools.measure import ProgressLine, Samples, size_text
-from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, table, write, write_json
+from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
+from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write, write_json
+from rdmacm.tools.perf_plan import (
+    ACCESS,
+    BATCHES,
+    MAX_DEPTH,
+    MAX_SIZE,
+    OPCODES,
+    Op,
+    Plan,
+    Result,
+    answer_of,
+    pack_answer,
+    text,
+)
 from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
-from rdmacm.verbs.enums import WC, AccessFlag, SendFlag, WCStatus, WROpcode
+from rdmacm.verbs.enums import WC, QPType, SendFlag, WCStatus, WROpcode
+from rdmacm.verbs.pd import MR
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 PAGE = Page(
@@ -48,132 +60,38 @@ PAGE = Page(
         arrives, that of write and read the time until the operation completes. Both ends poll their completion
         queues, which occupies a CPU each, or sleep with --blocking.
 
+        --type uc measures an unreliable connection (send and write), --type ud datagrams (send, up to the MTU); the
+        server needs the same --type. There the receiver counts the messages and reports every fourth part of --depth;
+        the bandwidth is that of the messages that have arrived, and the others are shown as lost.
+
         Without -s and -c the server is a second process on this machine. Then, unless an operation is given, a table
         is measured: the latency of 64 byte messages, polling and blocking, and the bandwidth of write and read with
         4 KiB, 64 KiB and 1 MiB.
 
-        On a terminal a line shows the progress once a second. With --json, writes a list of objects: op, size, depth,
-        mode (polling or blocking), kind (latency or bandwidth), count, bytes, seconds, latency_us (min, mean, p50,
-        p99 and max, or null), bytes_per_second and messages_per_second.
+        On a terminal a line shows the progress once a second. With --json, writes a list of objects: type, op, size,
+        depth, mode (polling or blocking), kind (latency or bandwidth), count, lost (UC and UD, or null), received (of
+        the other direction with --bidirectional, or null), bytes (in both directions), seconds, latency_us (min,
+        mean, p50, p99 and max, or null), bytes_per_second, messages_per_second and intervals (with --interval, or
+        null: for each the seconds since the begin, count and bytes_per_second).
     """,
     examples=(
         ("rdmacm perf", "Measure the table on this machine."),
         ("rdmacm perf -s", "Serve clients until Ctrl-C."),
         ("rdmacm perf -c storage-7 --op write --size 1048576", "Measure the bandwidth of writes to another host."),
+        ("rdmacm perf -a --op write", "Measure the bandwidth of writes of 2 bytes to 8 MiB."),
+        ("rdmacm perf --type ud --size 1024 --interval 1", "Measure datagrams, with a line every second."),
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
     see_also="ib_send_bw(1), ib_send_lat(1), rdmacm rping, rdmacm cmtime",
     environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
 )
 
-
-class Op(IntEnum):
-    """The operation that is measured."""
-
-    SEND = 0
-    WRITE = 1
-    READ = 2
-
-
-class _Flag(IntFlag):
-    LATENCY = 1
-    BLOCKING = 2
-
-
-#: The private data of the request and of the answer, as the module describes.
-_REQUEST = struct.Struct(">4sBBHII")
-_ANSWER = struct.Struct(">4sIQ")
-_MAGIC = b"rPf1"
-#: Limits of the size in bytes and of the depth in work requests.
-_MAX_SIZE, _MAX_DEPTH = 16 << 20, 1024
-_OPCODES = {Op.SEND: WROpcode.SEND, Op.WRITE: WROpcode.RDMA_WRITE, Op.READ: WROpcode.RDMA_READ}
-_ACCESS = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE
-#: The outstanding work requests are posted in this many batches, each with one signaled request.
-_BATCHES = 4
 #: Seconds of polling without a completion after which an end sleeps: the peer may have gone.
 _SPIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A measurement. Either ``seconds`` or ``count`` is not 0 and ends it."""
-
-    op: Op
-    #: Bytes of each operation.
-    size: int
-    #: Work requests outstanding.
-    depth: int
-    #: Whether latency is measured, not bandwidth.
-    latency: bool
-    #: Whether both ends sleep, not poll.
-    blocking: bool
-    seconds: float = 0.0
-    #: Number of operations.
-    count: int = 0
-
-    @property
-    def flags(self) -> _Flag:
-        """The flags of the request."""
-        return (_Flag.LATENCY if self.latency else _Flag(0)) | (_Flag.BLOCKING if self.blocking else _Flag(0))
-
-    @property
-    def mode(self) -> str:
-        """``polling`` or ``blocking``."""
-        return "blocking" if self.blocking else "polling"
-
-    def pack(self) -> bytes:
-        """Return the private data of the request."""
-        return _REQUEST.pack(_MAGIC, self.op, self.flags, 0, self.size, self.depth)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Plan | None:
-        """Parse the private data of a request; return None for one that the server does not support."""
-        if len(data) < _REQUEST.size:
-            return None
-        magic, op, flags, _, size, depth = _REQUEST.unpack_from(data)
-        if (
-            magic != _MAGIC
-            or op not in _OPCODES
-            or flags > 3
-            or not 0 < size <= _MAX_SIZE
-            or not 0 < depth <= _MAX_DEPTH
-        ):
-            return None
-        return cls(Op(op), size, depth, bool(flags & _Flag.LATENCY), bool(flags & _Flag.BLOCKING))
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a measurement."""
-
-    plan: Plan
-    #: Number of operations measured.
-    count: int
-    #: Duration of the measurement.
-    seconds: float
-    #: ``min``, ``mean``, ``p50``, ``p99`` and ``max`` in microseconds; empty for bandwidth.
-    latency_us: dict[str, float]
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Bytes of payload per second, in one direction."""
-        return self.count * self.plan.size / self.seconds
-
-    def as_dict(self) -> dict[str, object]:
-        """Return JSON data."""
-        return {
-            "op": self.plan.op.name.lower(),
-            "size": self.plan.size,
-            "depth": self.plan.depth,
-            "mode": self.plan.mode,
-            "kind": "latency" if self.plan.latency else "bandwidth",
-            "count": self.count,
-            "bytes": self.count * self.plan.size,
-            "seconds": round(self.seconds, 6),
-            "latency_us": self.latency_us or None,
-            "bytes_per_second": round(self.bytes_per_second),
-            "messages_per_second": round(self.count / self.seconds, 1),
-        }
+#: The sizes of a sweep, in bytes; the outstanding operations of each have at most so many bytes together.
+_SWEEP = tuple(1 << bits for bits in range(1, 24))
+_SWEEP_BYTES = 8 << 20
+_TYPES = {"rc": QPType.RC, "uc": QPType.UC, "ud": QPType.UD}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -183,29 +101,47 @@ def add_arguments(parser: Parser) -> None:
     add_port(parser, 7472)
     parser.add_argument("--op", type=str.lower, choices=[op.name.lower() for op in Op], help="The operation.")
     parser.add_argument(
+        "--type", type=str.lower, choices=_TYPES, default="rc", help="The type of the queue pairs (default: rc)."
+    )
+    parser.add_argument(
         "--size",
-        type=integer_between(1, _MAX_SIZE),
+        type=integer_between(1, MAX_SIZE),
         metavar="BYTES",
-        help="Bytes of each operation (default: 64 for latency, 65536 for bandwidth).",
+        help="Bytes of each operation (default: 64 for latency, 1024 for ud, else 65536).",
+    )
+    parser.add_argument(
+        "-a", "--all", action="store_true", help="Measure each power of two from 2 bytes to 8 MiB, for ud to the MTU."
     )
     parser.add_argument(
         "--depth",
-        type=integer_between(1, _MAX_DEPTH),
+        type=integer_between(1, MAX_DEPTH),
         default=64,
         metavar="N",
-        help="Outstanding operations when measuring bandwidth (default: %(default)s).",
+        help="Outstanding operations when measuring bandwidth; with -a at most 8 MiB (default: %(default)s).",
     )
     parser.add_argument(
         "--seconds",
         type=seconds_between(0.001, 86400),
         metavar="S",
-        help="Duration of a measurement (default: 2, for the table 0.5).",
+        help="Duration of a measurement (default: 2, for the table and -a 0.5).",
     )
     parser.add_argument(
         "--count", type=integer_between(1, 1 << 40), metavar="N", help="Number of operations to measure."
     )
     parser.add_argument("--latency", action="store_true", help="Measure latency, not bandwidth.")
     parser.add_argument("--blocking", action="store_true", help="Measure latency with both ends sleeping, not polling.")
+    parser.add_argument(
+        "--bidirectional",
+        action="store_true",
+        help="Measure bandwidth while the server does the same in the other direction; the sum is shown.",
+    )
+    parser.add_argument(
+        "--interval",
+        type=seconds_between(0.01, 86400),
+        default=0.0,
+        metavar="S",
+        help="Write a line about every S seconds of a measurement.",
+    )
     parser.add_argument("--json", action="store_true", help="Write a list of JSON objects.")
     add_wait_limit(parser)
     add_provider(parser)
@@ -217,36 +153,59 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-s and -c exclude each other")
     if args.seconds is not None and args.count is not None:
         args.parser.error("--seconds and --count exclude each other")
+    if args.all and args.size is not None:
+        args.parser.error("-a and --size exclude each other")
+    qp_type = _TYPES[args.type]
     if args.server:
-        with listening(args.bind, args.port, provider=args.provider) as listener:
+        with listening(args.bind, args.port, provider=args.provider, qp_type=qp_type) as listener:
             serve_in_turn(listener, serve_client)
         return 0
+    named = args.op or args.latency or args.blocking or args.size is not None or args.all or args.bidirectional
+    if named or args.client is not None or qp_type is not QPType.RC:
+        plans = _plans_of(args)
+    else:
+        plans = _default_plans(args.seconds or 0.5, args.count or 0, args.interval)
+    if plans[0].fault:
+        args.parser.error(plans[0].fault)
     if args.client is not None:
-        _measure_all(args, args.client, args.port, [_plan_of(args)])
+        _measure_all(args, args.client, args.port, plans)
         return 0
-    named = args.op or args.latency or args.blocking or args.size is not None
-    plans = [_plan_of(args)] if named else _default_plans(args.seconds or 0.5, args.count or 0)
     host = args.bind or "127.0.0.1"
-    argv = ("perf", "-s", "-b", host, "-p", "0")
+    argv = ("perf", "-s", "-b", host, "-p", "0", "--type", args.type)
     with ServerProcess(*argv, timeout=args.timeout, provider=args.provider) as server:
         _measure_all(args, host, server.port, plans)
     return 0
 
 
-def _plan_of(args: argparse.Namespace) -> Plan:
-    op = Op[(args.op or "send").upper()]
-    size = args.size or (64 if args.latency else 65536)
-    seconds = 0.0 if args.count else args.seconds or 2.0
-    return Plan(op, size, args.depth, args.latency, args.blocking or not args.latency, seconds, args.count or 0)
+def _plans_of(args: argparse.Namespace) -> list[Plan]:
+    op, qp_type = Op[(args.op or "send").upper()], _TYPES[args.type]
+    size = args.size or (64 if args.latency else 1024 if qp_type is QPType.UD else 65536)
+    seconds = 0.0 if args.count else args.seconds or (0.5 if args.all else 2.0)
+    plan = Plan(
+        op,
+        size,
+        args.depth,
+        args.latency,
+        args.blocking or not args.latency,
+        seconds,
+        args.count or 0,
+        qp_type,
+        args.bidirectional,
+        args.interval,
+    )
+    if not args.all:
+        return [plan]
+    return [replace(plan, size=each, depth=min(args.depth, max(1, _SWEEP_BYTES // each))) for each in _SWEEP]
 
 
-def _default_plans(seconds: float, count: int) -> list[Plan]:
+def _default_plans(seconds: float, count: int, interval: float) -> list[Plan]:
     seconds = 0.0 if count else seconds
     latency = [Plan(Op.SEND, 64, 1, True, blocking, seconds, count) for blocking in (False, True)]
     sizes = ((4096, 64), (65536, 32), (1 << 20, 8))
-    return latency + [
+    plans = latency + [
         Plan(op, size, depth, False, True, seconds, count) for op in (Op.WRITE, Op.READ) for size, depth in sizes
     ]
+    return [replace(plan, interval=interval) for plan in plans]
 
 
 # -- both ends -----------------------------------------------------------------------------------------------
@@ -254,10 +213,9 @@ def _default_plans(seconds: float, count: int) -> list[Plan]:
 
 def _open_connection(cmid: CmId, plan: Plan) -> ToolConnection:
     # The queues are twice as deep as needed: an answer may arrive before the ACK of its request, and a sender may see
-    # its completion before the receiver has processed the message.
-    return ToolConnection(
-        cmid, QPCap(max_send_wr=2 * plan.depth, max_recv_wr=2 * plan.depth, max_send_sge=1, max_recv_sge=1)
-    )
+    # its completion before the receiver has processed the message. The others are for the messages after batches.
+    depth = 2 * plan.depth + 2 * BATCHES
+    return ToolConnection(cmid, QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=1, max_recv_sge=1))
 
 
 def _completions(connection: ToolConnection, most: int, blocking: bool) -> list[WC]:
@@ -281,84 +239,164 @@ def _completions(connection: ToolConnection, most: int, blocking: bool) -> list[
 _RECV, _SENT = 1, 2
 
 
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """The work requests of one end: the operation on the peer's buffer, and receives."""
+
+    plan: Plan
+    region: MR
+    rkey: int
+    address: int
+
+    def operation(self, signaled: bool) -> SendWR:
+        """The operation."""
+        flags = SendFlag.SIGNALED if signaled else 0
+        opcode = OPCODES[self.plan.op]
+        return SendWR(_SENT, opcode, [self.region.sge()], flags, remote_addr=self.address, rkey=self.rkey)
+
+    def batch(self, *, is_reported: bool = False) -> list[SendWR]:
+        """A batch of operations, the last one signaled.
+
+        ``is_reported``: an empty message follows that tells the peer of one-sided operations, once they are complete.
+        """
+        found = [self.operation(False)] * (self.plan.batch - 1) + [self.operation(True)]
+        if is_reported and self.plan.op is not Op.SEND:
+            found.append(SendWR(_SENT, WROpcode.SEND, [], SendFlag.FENCE))
+        return found
+
+    @property
+    def receive(self) -> RecvWR:
+        """A receive."""
+        return RecvWR(_RECV, [self.region.sge()])
+
+    @property
+    def per_message(self) -> int:
+        """The operations of the peer that a message of a bidirectional measurement stands for."""
+        return 1 if self.plan.op is Op.SEND else self.plan.batch
+
+
+# -- the server ----------------------------------------------------------------------------------------------
+
+
 def serve_client(cmid: CmId) -> None:
     """Serve one measurement. ``cmid`` is the id of a request, which this call destroys."""
-    asked = Plan.unpack(b"" if cmid.event is None else cmid.event.private_data)
+    data = b"" if cmid.event is None else cmid.event.private_data
+    asked = Plan.unpack(data, cmid.qp_type)
     if asked is None:
         with cmid:
             cmid.reject(b"not a request of rdmacm perf that this server supports")
         return
+    if asked.qp_type is not QPType.RC:
+        with perf_unreliable.open_connection(cmid, asked) as connection:
+            perf_unreliable.serve(connection, asked, Plan.buffer_of(data))
+        return
     with _open_connection(cmid, asked) as connection:
-        region = connection.register(bytearray(asked.size), _ACCESS)
-        receive = RecvWR(_RECV, [region.sge()])
-        connection.qp.post_recv([receive] * (2 * asked.depth))
-        answer = SendWR(_SENT, WROpcode.SEND, [region.sge()], SendFlag.SIGNALED)
-        connection.accept(ConnParam(_ANSWER.pack(_MAGIC, region.rkey, region.addr)))
+        region = connection.register(bytearray(asked.size), ACCESS)
+        requests = _Requests(asked, region, *Plan.buffer_of(data))
+        connection.qp.post_recv([requests.receive] * (2 * asked.depth))
+        connection.accept(ConnParam(pack_answer(region.rkey, region.addr)))
         with suppress(CmDisconnectedError):
-            while asked.op is not Op.SEND:  # only the client is active; wait for the end of the connection
-                connection.next()
-            while True:
-                received = sum(wc.wr_id == _RECV for wc in _completions(connection, 64, asked.blocking))
-                if received:
-                    if asked.latency:  # answer first, as the client waits; another receive is still posted
-                        connection.qp.post_send([answer] * received)
-                    connection.qp.post_recv([receive] * received)
+            if asked.bidirectional:
+                _serve_both_ways(connection, requests)
+            _serve_one_way(connection, requests)
+
+
+def _serve_one_way(connection: ToolConnection, requests: _Requests) -> None:
+    asked, receive = requests.plan, requests.receive
+    answer = SendWR(_SENT, WROpcode.SEND, [requests.region.sge()], SendFlag.SIGNALED)
+    while asked.op is not Op.SEND:  # only the client is active; wait for the end of the connection
+        connection.next()
+    while True:
+        received = sum(wc.wr_id == _RECV for wc in _completions(connection, 64, asked.blocking))
+        if received:
+            if asked.latency:  # answer first, as the client waits; another receive is still posted
+                connection.qp.post_send([answer] * received)
+            connection.qp.post_recv([receive] * received)
+
+
+def _serve_both_ways(connection: ToolConnection, requests: _Requests) -> None:
+    asked, batch = requests.plan, requests.batch(is_reported=True)
+    for _ in range(asked.depth // asked.batch):
+        connection.qp.post_send(batch)
+    while True:
+        found = _completions(connection, 64, asked.blocking)
+        received = sum(wc.wr_id == _RECV for wc in found)
+        if received:
+            connection.qp.post_recv([requests.receive] * received)
+        for _ in range(len(found) - received):
+            connection.qp.post_send(batch)
 
 
 # -- the client ----------------------------------------------------------------------------------------------
 
 
 def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Plan]) -> None:
-    results = []
+    results: list[Result] = []
     progress = ProgressLine()
+    show: Callable[[str], None] = (lambda _: None) if args.json else write
     try:
         for plan in plans:
-            cmid, _ = find_server(host, port, source=args.bind, provider=args.provider)
-            results.append(measure(cmid, plan, args.timeout, progress))
+            cmid, _ = find_server(host, port, source=args.bind, provider=args.provider, qp_type=plan.qp_type)
+            if results and perf_unreliable.fault_of(cmid, plan):  # the end of a sweep
+                cmid.destroy()
+                break
+            if plan.interval and len(plans) > 1:
+                show(f"{plan.op.name.lower()} {size_text(plan.size)}\n")
+            results.append(measure(cmid, plan, args.timeout, progress, show))
     finally:
         progress.close()
     if args.json:
         write_json([result.as_dict() for result in results])
     else:
-        write(_text(results))
+        write(text(results))
 
 
-def measure(cmid: CmId, plan: Plan, timeout: float, progress: ProgressLine) -> Result:
-    """Connect and measure. ``cmid`` has a route, and this call destroys it. ``timeout``: of each wait, in seconds."""
+@contextmanager
+def _rejections(peer: str) -> Iterator[None]:
+    """The server's text in the error of a request that it has rejected."""
+    try:
+        yield
+    except CmRejectedError as error:
+        reason = printable(error.private_data.partition(b"\0")[0].decode("ascii", "backslashreplace"))
+        if error.reason != RejectReason.CONSUMER_DEFINED or not reason:
+            raise
+        why = f"the server rejected the request: {reason}"
+        raise cm_error(errno.ECONNREFUSED, why, "connect", peer) from None
+
+
+def measure(
+    cmid: CmId, plan: Plan, timeout: float, progress: ProgressLine, show: Callable[[str], None] = write
+) -> Result:
+    """Connect and measure. ``cmid`` has a route, and this call destroys it. ``timeout``: of each wait, in seconds.
+
+    ``show`` writes the lines of ``--interval``.
+    """
+    fault = perf_unreliable.fault_of(cmid, plan)
+    if fault:
+        cmid.destroy()
+        raise cm_error(errno.EINVAL, fault, "perf", hint="a smaller --size")
+    if plan.qp_type is not QPType.RC:
+        with perf_unreliable.open_connection(cmid, plan) as connection, _rejections(connection.peer):
+            return perf_unreliable.measure(connection, plan, PeerWait(connection.peer, timeout), progress, show)
     with _open_connection(cmid, plan) as connection:
-        region = connection.register(bytearray(plan.size), _ACCESS)
-        receive = RecvWR(_RECV, [region.sge()])
-        connection.qp.post_recv(receive)
+        region = connection.register(bytearray(plan.size), ACCESS)
+        connection.qp.post_recv([RecvWR(_RECV, [region.sge()])] * (2 * plan.depth if plan.bidirectional else 1))
         waits = PeerWait(connection.peer, timeout)
-        try:
-            data = connection.connect(ConnParam(plan.pack()), waits)
-        except CmRejectedError as error:
-            reason = printable(error.private_data.partition(b"\0")[0].decode("ascii", "backslashreplace"))
-            if error.reason != RejectReason.CONSUMER_DEFINED or not reason:
-                raise
-            text = f"the server rejected the request: {reason}"
-            raise cm_error(errno.ECONNREFUSED, text, "connect", connection.peer) from None
-        magic, rkey, address = _ANSWER.unpack_from(data) if len(data) >= _ANSWER.size else (b"", 0, 0)
-        if magic != _MAGIC:
+        with _rejections(connection.peer):
+            data = connection.connect(ConnParam(plan.pack(region.rkey, region.addr)), waits)
+        found = answer_of(data)
+        if found is None:
             raise cm_error(errno.EPROTO, "the server is not 'rdmacm perf -s'", "connect", connection.peer)
-
-        def request(signaled: bool) -> SendWR:
-            flags = SendFlag.SIGNALED if signaled else 0
-            return SendWR(_SENT, _OPCODES[plan.op], [region.sge()], flags, remote_addr=address, rkey=rkey)
-
-        if plan.latency:
-            return _latency(connection, waits, plan, request(True), receive, progress)
-        return _bandwidth(connection, waits, plan, request, progress)
+        requests = _Requests(plan, region, *found)
+        intervals = Intervals(plan.interval, plan.size, show)
+        measuring = _latency if plan.latency else _bandwidth
+        return measuring(connection, waits, requests, progress, intervals)
 
 
 def _latency(
-    connection: ToolConnection,
-    waits: PeerWait,
-    plan: Plan,
-    request: SendWR,
-    receive: RecvWR,
-    progress: ProgressLine,
+    connection: ToolConnection, waits: PeerWait, requests: _Requests, progress: ProgressLine, intervals: Intervals
 ) -> Result:
+    plan, request, receive = requests.plan, requests.operation(True), requests.receive
     awaited = _RECV if plan.op is Op.SEND else _SENT
     clock, times = time.perf_counter, Samples()
     what = "answered" if plan.op is Op.SEND else "completed"
@@ -374,36 +412,48 @@ def _latency(
     for _ in range(10):  # warm up
         turn()
     began = clock()
+    intervals.begin(began)
     limit = began + plan.seconds if plan.seconds else float("inf")
     now = began
     while now < limit and (not plan.count or times.count < plan.count):
         turn()
         before, now = now, clock()
         times.add(now - before)
+        if intervals.is_due(now):
+            intervals.report(now, times.count)
         if progress.is_due(now):
             progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {times.count} in {now - began:.0f} s")
-    return Result(plan, times.count, now - began, times.microseconds(0.5 if awaited == _RECV else 1.0))
+    statistics = times.microseconds(0.5 if awaited == _RECV else 1.0)
+    return Result(plan, times.count, now - began, statistics, intervals=intervals.reports)
 
 
 def _bandwidth(
-    connection: ToolConnection,
-    waits: PeerWait,
-    plan: Plan,
-    request: Callable[[bool], SendWR],
-    progress: ProgressLine,
+    connection: ToolConnection, waits: PeerWait, requests: _Requests, progress: ProgressLine, intervals: Intervals
 ) -> Result:
-    batch_size = max(1, plan.depth // _BATCHES)
-    batch = [request(False)] * (batch_size - 1) + [request(True)]
-    batches = plan.depth // batch_size
+    plan, batch = requests.plan, requests.batch()
+    batches = plan.depth // plan.batch
     clock = time.perf_counter
-    wanted = -(-plan.count // batch_size)
+    wanted = -(-plan.count // plan.batch)
 
-    posted = done = 0
-    waits.progress = lambda: f"{posted * batch_size} operations posted, {done * batch_size} completed"
-    # Warm up with one batch.
-    connection.qp.post_send(batch)
-    _completions(connection, batches, plan.blocking)
+    posted = done = received = 0
+    waits.progress = lambda: f"{posted * plan.batch} operations posted, {done * plan.batch} completed"
+
+    def take() -> int:
+        """Wait for completions; return how many batches have completed."""
+        nonlocal received
+        found = _completions(connection, 64, plan.blocking)
+        messages = sum(wc.wr_id == _RECV for wc in found)
+        if messages:
+            connection.qp.post_recv([requests.receive] * messages)
+            received += messages * requests.per_message
+        return len(found) - messages
+
+    connection.qp.post_send(batch)  # warm up
+    while not take():
+        pass
+    received = 0
     began = clock()
+    intervals.begin(began)
     limit = began + plan.seconds if plan.seconds else float("inf")
     now = began
     while True:
@@ -416,44 +466,11 @@ def _bandwidth(
                 posted += 1
         if posted == done:
             break
-        done += len(_completions(connection, batches, plan.blocking))
+        done += take()
         now = clock()
+        if intervals.is_due(now):
+            intervals.report(now, done * plan.batch + received)
         if progress.is_due(now):
-            rate = done * batch_size * plan.size / (now - began)
+            rate = (done * plan.batch + received) * plan.size / (now - began)
             progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {rate / 1e6:.0f} MB/s")
-    return Result(plan, done * batch_size, now - began, {})
-
-
-def _text(results: list[Result]) -> str:
-    latencies = [result for result in results if result.plan.latency]
-    streams = [result for result in results if not result.plan.latency]
-    tables = []
-    if latencies:
-        head = ("latency", "size", "mode", "count", "min us", "p50 us", "p99 us", "max us")
-        rows = [
-            (
-                f"{r.plan.op.name.lower()}{' (half a round trip)' if r.plan.op is Op.SEND else ''}",
-                size_text(r.plan.size),
-                r.plan.mode,
-                str(r.count),
-                *(f"{r.latency_us[key]:.1f}" for key in ("min", "p50", "p99", "max")),
-            )
-            for r in latencies
-        ]
-        tables.append(table(head, rows, right=("count", *head[4:])))
-    if streams:
-        columns = ("bandwidth", "size", "depth", "count", "MB/s", "Gbit/s", "messages/s")
-        lines = [
-            (
-                r.plan.op.name.lower(),
-                size_text(r.plan.size),
-                str(r.plan.depth),
-                str(r.count),
-                f"{r.bytes_per_second / 1e6:.1f}",
-                f"{r.bytes_per_second * 8 / 1e9:.2f}",
-                f"{r.count / r.seconds:,.0f}",
-            )
-            for r in streams
-        ]
-        tables.append(table(columns, lines, right=columns[2:]))
-    return "\n".join(tables)
+    return Result(plan, done * plan.batch, now - began, {}, 0, received, intervals.reports)

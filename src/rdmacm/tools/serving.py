@@ -19,11 +19,11 @@ from typing import Self
 
 from rdmacm.address import format_address
 from rdmacm.cmid import CmId
-from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.tools.connection import DISCONNECT_TIMEOUT, ToolConnection
+from rdmacm.tools.connection import DISCONNECT_TIMEOUT, PORT_SPACES, ToolConnection
 from rdmacm.tools.output import ReaderGoneError, write_error
 from rdmacm.tools.waiting import PeerWait
+from rdmacm.verbs.enums import QPType
 
 __all__ = [
     "ServerProcess",
@@ -64,9 +64,11 @@ def announce(listener: CmId) -> None:
 
 
 @contextmanager
-def listening(address: str | None, port: int, backlog: int = 0, provider: str | None = None) -> Iterator[CmId]:
+def listening(
+    address: str | None, port: int, backlog: int = 0, provider: str | None = None, qp_type: QPType = QPType.RC
+) -> Iterator[CmId]:
     """A synchronous listener, bound as by :func:`bind`, and announced."""
-    with CmId(None, PortSpace.TCP, provider=provider) as cmid:
+    with CmId(None, PORT_SPACES[qp_type], qp_type=qp_type, provider=provider) as cmid:
         bind(cmid, address, port)
         cmid.listen(backlog)
         announce(cmid)

@@ -14,25 +14,32 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from types import TracebackType
 from typing import Self
 
-from rdmacm.address import SockAddr, format_address
-from rdmacm.addrinfo import AddrInfo, getaddrinfo
+from rdmacm.address import format_address
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam
-from rdmacm.constants import AddressFamily, CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
+from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
 from rdmacm.errors import CmRejectedError, CmWouldBlockError, RdmaError, cm_error
-from rdmacm.explain import resolve
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure, connection_ended
-from rdmacm.tools.explain import error_of
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write, write_json
-from rdmacm.tools.serving import announce, bind
-from rdmacm.tools.waiting import PeerWait, notice
+from rdmacm.tools.exchange import (
+    CONNECTING_FAILED,
+    RECV,
+    SEND,
+    TIMEOUT_MS,
+    End,
+    add_counts,
+    add_format,
+    complete,
+    say,
+)
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write_json
+from rdmacm.tools.serving import announce
+from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
@@ -67,28 +74,9 @@ PAGE = Page(
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
-#: Format of the addresses, and the family it implies; 0 for any.
-_FORMATS = {"name": 0, "ip": AddressFamily.INET, "ipv6": AddressFamily.INET6, "gid": AddressFamily.IB}
 _MAX_CONNECTIONS = 10_000
-_MAX_MESSAGES = 32_768
-#: The longest message in bytes.
-_MAX_SIZE = 1 << 30
-#: The wr_id of receives, and of sends.
-_RECV, _SEND = 1, 2
-#: Timeout of resolve_addr and of resolve_route, in milliseconds.
-_TIMEOUT_MS = 2000
 #: The parameters of the client's requests, as ucmatose(1) sends them.
 _CONNECT_PARAM = ConnParam(responder_resources=1, initiator_depth=1, retry_count=5, rnr_retry_count=0)
-#: Events of a connection that could not be established.
-_FAILED = frozenset(
-    (
-        CmEventType.ADDR_ERROR,
-        CmEventType.ROUTE_ERROR,
-        CmEventType.CONNECT_ERROR,
-        CmEventType.UNREACHABLE,
-        CmEventType.REJECTED,
-    )
-)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -96,37 +84,14 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
     add_address(parser)
-    add(
-        "-f",
-        "--format",
-        choices=_FORMATS,
-        default="name",
-        help="Format of the addresses; name accepts all formats (default: %(default)s).",
-    )
+    add_format(parser)
     add("-P", "--port-space", choices=_PORT_SPACES, default="tcp", help="The port space (default: %(default)s).")
-    add(
-        "-c",
-        "--connections",
-        type=integer_between(1, _MAX_CONNECTIONS),
-        default=1,
-        metavar="N",
-        help="Number of connections (default: %(default)s).",
-    )
-    add(
-        "-C",
-        "--messages",
-        type=integer_between(0, _MAX_MESSAGES),
-        default=10,
-        metavar="N",
-        help="Number of messages in each direction of each connection (default: %(default)s).",
-    )
-    add(
-        "-S",
-        "--size",
-        type=integer_between(0, _MAX_SIZE),
-        default=100,
-        metavar="BYTES",
-        help="Size of a message in bytes (default: %(default)s).",
+    add_counts(
+        parser,
+        _MAX_CONNECTIONS,
+        "Number of connections",
+        "Number of messages in each direction of each connection",
+        "Size of a message in bytes",
     )
     add("-t", "--tos", type=integer_between(0, 255), metavar="N", help="The type of service; client only.")
     add(
@@ -151,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-t is an option of the client, and needs -s ADDR")
     if args.validate and not is_server:
         args.parser.error("-V is an option of the server, and excludes -s")
-    _say(args, f"cmatose: starting {'server' if is_server else 'client'}")
+    say(args, f"cmatose: starting {'server' if is_server else 'client'}")
     began = time.perf_counter()
     try:
         with _Server(args) if is_server else _Client(args) as endpoint:
@@ -160,9 +125,9 @@ def run(args: argparse.Namespace) -> int:
                 endpoint.move_data()
             endpoint.disconnect()
     except RdmaError as error:
-        _complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
+        complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
         raise
-    _complete(args, 0)
+    complete(args, 0)
     if args.json:
         write_json(
             {
@@ -177,16 +142,6 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     return 0
-
-
-def _say(args: argparse.Namespace, line: str) -> None:
-    if not args.json:
-        write(f"{line}\n")
-
-
-def _complete(args: argparse.Namespace, status: int) -> None:
-    _say(args, "test complete")
-    _say(args, f"return status {status}")
 
 
 class _Exchange:
@@ -217,12 +172,12 @@ class _Exchange:
             if inbox is not outbox:
                 self._regions.append(cmid.reg_msgs(inbox))
             assert cmid.qp is not None
-            cmid.qp.post_recv([RecvWR(_RECV, [self._regions[-1].sge()])] * count)
+            cmid.qp.post_recv([RecvWR(RECV, [self._regions[-1].sge()])] * count)
 
     def send(self) -> None:
         """Post all messages."""
         assert self.cmid.qp is not None
-        message = SendWR(_SEND, WROpcode.SEND, [self._regions[0].sge()], SendFlag.SIGNALED)
+        message = SendWR(SEND, WROpcode.SEND, [self._regions[0].sge()], SendFlag.SIGNALED)
         self.cmid.qp.post_send([message] * self.endpoint.messages)
 
     def take(self) -> None:
@@ -233,7 +188,7 @@ class _Exchange:
             for wc in found:
                 if wc.status is not WCStatus.SUCCESS:
                     raise self._failure(wc)
-                if wc.wr_id == _SEND:
+                if wc.wr_id == SEND:
                     self.endpoint.sent += 1
                 else:
                     self._take_message(wc)
@@ -275,18 +230,11 @@ class _Exchange:
             self._cq.close()
 
 
-class _Endpoint(ABC):
+class _Endpoint(End, ABC):
     """The server or the client: an event channel, the connections, and one selector for events and completions."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        #: Number of messages in each direction of each connection.
-        self.messages = args.messages if args.size else 0
-        self.space = _PORT_SPACES[args.port_space]
-        #: Messages sent on all connections.
-        self.sent = 0
-        #: Messages received on all connections, and their bytes.
-        self.received = self.received_bytes = 0
+        super().__init__(args, _PORT_SPACES[args.port_space])
         self.connections: dict[CmId, _Exchange] = {}
         #: Number of connections that have been established, and that have ended.
         self.established = self.ended = 0
@@ -294,8 +242,6 @@ class _Endpoint(ABC):
         self._is_ending = False
         #: Completion channels by name of the device.
         self._completion_channels: dict[str, CompChannel] = {}
-        #: The limits of waiting for the peer; None for the server, which waits without limit.
-        self.waits: PeerWait | None = None
         self._selector = selectors.DefaultSelector()
         self.channel = self._open_channel()
 
@@ -311,30 +257,10 @@ class _Endpoint(ABC):
             self._selector.register(channel, selectors.EVENT_READ, partial(self._take_completions, channel))
         return self._completion_channels[context.name]
 
-    def say(self, line: str) -> None:
-        """Write one line of ucmatose's output."""
-        _say(self.args, line)
-
     def set_options(self, cmid: CmId) -> None:
         """Set the options from the command line on an id."""
         if self.args.ack_timeout is not None:
             cmid.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, self.args.ack_timeout)
-
-    def hints(self, flags: RaiFlag) -> AddrInfo:
-        """Return the hints to resolve addresses from the command line."""
-        family = _FORMATS[self.args.format]
-        if family:
-            flags |= RaiFlag.NUMERICHOST
-        if family == AddressFamily.IB:
-            flags |= RaiFlag.FAMILY
-        return AddrInfo(flags=flags, family=family, port_space=self.space)
-
-    def own_address(self, port: int) -> SockAddr:
-        """Return the local address to bind to."""
-        hints = self.hints(RaiFlag.PASSIVE | RaiFlag.NOROUTE)
-        address = getaddrinfo(self.args.bind, port, hints, provider=self.args.provider)[0].src_addr
-        assert address is not None
-        return address
 
     # -- waiting --------------------------------------------------------------------------------------
 
@@ -371,7 +297,7 @@ class _Endpoint(ABC):
 
     def _take_event(self, event: CmEvent) -> bool:
         """Process an event; return False when its id is to be destroyed."""
-        if event.type in _FAILED:
+        if event.type in CONNECTING_FAILED:
             self.say(f"cmatose: event: {event_str(event.type)}, error: {event.status}")
             assert event.error is not None
             raise event.error
@@ -465,10 +391,7 @@ class _Server(_Endpoint):
 
     def establish(self) -> None:
         listener, args = self._listener, self.args
-        if args.bind is None:
-            bind(listener, None, args.port)
-        else:
-            listener.bind_addr(self.own_address(args.port))
+        self.bind_listener(listener)
         listener.listen(args.connections)
         announce(listener)
         self.await_connections()
@@ -514,7 +437,7 @@ class _Client(_Endpoint):
         self.say("cmatose: connecting")
         args = self.args
         source = None if self.args.bind is None else self.own_address(0)
-        destination = self._find(source)
+        destination = self.find_server(source)
         self.waits = PeerWait(format_address(destination), args.timeout)
         self.waits.progress = lambda: (
             f"{self.established} of {args.connections} connections established, {self.sent} messages sent,"
@@ -530,25 +453,12 @@ class _Client(_Endpoint):
             self.set_options(cmid)
             if self.args.tos is not None:
                 cmid.set_option(OptionLevel.ID, IdOption.TOS, self.args.tos)
-            cmid.resolve_addr(destination, source, _TIMEOUT_MS)
+            cmid.resolve_addr(destination, source, TIMEOUT_MS)
         self.await_connections()
-
-    def _find(self, source: SockAddr | None) -> SockAddr:
-        """Return the first of the server's addresses that can be resolved."""
-        hints = replace(self.hints(RaiFlag(0)), src_addr=source)
-        args = self.args
-        provider = self.channel.provider
-        with notice(f"the resolution of {args.server}"):
-            found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=provider)
-        if found is None:
-            raise error_of(explanation, None)
-        with found:
-            assert found.route.dst_addr is not None
-            return found.route.dst_addr
 
     def advance(self, event: CmEvent) -> bool:
         if event.type is CmEventType.ADDR_RESOLVED:
-            event.id.resolve_route(_TIMEOUT_MS)
+            event.id.resolve_route(TIMEOUT_MS)
         elif event.type is CmEventType.ROUTE_RESOLVED:
             buffer = bytearray(self.args.size)
             self.connections[event.id].open(buffer, buffer)

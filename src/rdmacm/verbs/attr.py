@@ -38,7 +38,7 @@ class DeviceAttr:
       part and of the hardware's version.
     - ``max_qp``: queue pairs.
     - ``max_qp_wr``: work requests in a send queue or a receive queue.
-    - ``device_cap_flags``: what the device can do.
+    - ``device_cap_flags``: what the device can do; ``device_cap_flags_ex`` has the flags beyond 32 bits as well.
     - ``max_sge``, ``max_sge_rd``: scatter/gather elements in a work request, and in that of a READ.
     - ``max_cq``: completion queues.
     - ``max_cqe``: completions in a completion queue.
@@ -108,6 +108,10 @@ class DeviceAttr:
     phys_port_cnt: int = 1
     max_inline_data: int
     max_msg_sz: int
+    device_cap_flags_ex: DeviceCapFlag = DeviceCapFlag(0)  # noqa: RUF009 (immutable)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device_cap_flags_ex", self.device_cap_flags_ex | self.device_cap_flags)
 
 
 @dataclass(slots=True)
@@ -130,7 +134,8 @@ class QPCap:
 class GlobalRoute:
     """``struct ibv_global_route``: the part of an address vector that becomes the GRH, or on RoCEv2 the IP header.
 
-    The software devices leave flow label and hop limit to the operating system.
+    The software devices leave the flow label to the operating system, and the hop limit as well: that of connections,
+    and hop limits 0 and 1 of datagrams.
 
     - ``dgid``: the destination.
     - ``sgid_index``: the row of the port's GID table to send from.

@@ -13,15 +13,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rdmacm.address import Gid
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, EventType, QPAttrMask, QPState, QPType, SrqAttrMask
+from rdmacm.verbs.enums import WC, AccessFlag, EventType, MWType, QPAttrMask, QPState, QPType, SrqAttrMask
 from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["AsyncQueueBackend", "CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
+__all__ = [
+    "AsyncQueueBackend",
+    "CQBackend",
+    "ChannelBackend",
+    "DeviceBackend",
+    "MRBackend",
+    "MWBackend",
+    "QPBackend",
+    "SRQBackend",
+    "XrcSRQBackend",
+    "XrcTargetBackend",
+]
 
 
 class MRBackend(Protocol):
-    """A memory region. Its attributes do not change."""
+    """A memory region. Its attributes change by :meth:`rereg` only."""
 
     #: The keys that local requests and peers name it by, 32 bits each.
     lkey: int
@@ -30,11 +42,29 @@ class MRBackend(Protocol):
     addr: int
     length: int
 
+    def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
+        """Change the domain, the bytes or the access; None leaves it as it is.
+
+        The view is as for :meth:`DeviceBackend.reg_mr`. A request posted before may still use the old memory. EBUSY: a
+        memory window is bound to it; EOPNOTSUPP: the device cannot change this.
+        """
+
     def dereg(self) -> None:
         """Revoke the keys: a request posted from now on, or a packet received from now on, that names one fails.
 
-        A request posted before may still use the memory, so the device keeps the buffer until that is over.
+        A request posted before may still use the memory, so the device keeps the buffer until that is over. EBUSY: a
+        memory window is bound to it; then it stays registered.
         """
+
+
+class MWBackend(Protocol):
+    """A memory window. As long as it is bound, it refers to the API's object of the region (``wr.bind_info.mr``)."""
+
+    #: The key that it gets from the last bind which was posted, 32 bits; the one that it was allocated with before.
+    rkey: int
+
+    def dealloc(self) -> None:
+        """Revoke the key, and take its region away."""
 
 
 class ChannelBackend(Protocol):
@@ -95,7 +125,7 @@ class CQBackend(Protocol):
     it go to ERR, and once its last completion is polled, :meth:`poll` raises EOVERFLOW.
     """
 
-    #: How many completions it has room for, at least as many as asked for.
+    #: How many completions it has room for, at least as many as asked for. :meth:`resize` changes it.
     cqe: int
     #: Called after completions are added, and when a queue pair is reset or destroyed, which drops its completions; by
     #: the thread that does it, with the lock held. The API sets it.
@@ -123,6 +153,12 @@ class CQBackend(Protocol):
         that is armed for any completion stays so.
         """
 
+    def resize(self, cqe: int) -> None:
+        """Make room for 1 to ``max_cqe`` completions, and keep those in the queue and how it is armed.
+
+        EINVAL: there are more in the queue, or it has overflowed. Nothing is changed then.
+        """
+
     def destroy(self) -> None:
         """Drop its completions, and its reports on the channel. No queue pair reports to it any more."""
 
@@ -142,7 +178,8 @@ class SRQBackend(Protocol):
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
         """Set the attributes that ``mask`` names: ``srq_limit``, which is 0 to ``max_wr``.
 
-        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``.
+        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``, 1 to ``max_srq_wr``, and keeps the
+        receives in the queue. EINVAL: there are more, or ``srq_limit`` is more. Nothing is changed then.
         """
 
     def query(self) -> SrqAttr:
@@ -150,6 +187,13 @@ class SRQBackend(Protocol):
 
     def destroy(self) -> None:
         """Drop its receives without completion. No queue pair uses it any more."""
+
+
+class XrcSRQBackend(SRQBackend, Protocol):
+    """An XRC shared receive queue. Requests to the targets of its domain name it by its number."""
+
+    #: Its number, 24 bits; unique on its device.
+    srq_num: int
 
 
 class QPBackend(Protocol):
@@ -174,7 +218,8 @@ class QPBackend(Protocol):
         limits; the P_Key and the GID row were in the port's tables a moment ago. ERR completes everything posted with
         WR_FLUSH_ERR. RESET drops everything posted, and the completions of this queue pair that are not polled.
         EOPNOTSUPP: an optional attribute that the device cannot change in this state; EINVAL: an address vector that it
-        cannot send to; ENODEV: the device has been removed.
+        cannot send to, ALT_PATH where it has no alternate paths, SQD to RTS before the send queue is drained; ENODEV:
+        the device has been removed.
         """
 
     def query(self) -> QPAttr:
@@ -188,7 +233,9 @@ class QPBackend(Protocol):
         ``max_send_sge`` elements, and the message is not longer than ``max_msg_sz`` (a datagram: the path MTU).
         Elements are SGEs; with INLINE, which only requests that send data have, they may be contiguous buffers, and
         hold at most ``max_inline_data`` bytes together. A READ or atomic writes to its elements; those of an atomic are
-        8 bytes.
+        8 bytes. BIND_MW has an open window of the API, whose key changes in the lower 8 bits only, and an open region
+        or none; one of another device, or that the rules of InfiniBand Architecture 10.6.7.2 do not allow, is queued
+        and completes with MW_BIND_ERR. LOCAL_INV of a key that may not be invalidated completes with LOC_QP_OP_ERR.
 
         Inline data are copied before this returns. Other memory is the device's until the request completes. A request
         whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
@@ -197,14 +244,34 @@ class QPBackend(Protocol):
         in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
         """
 
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        """As :meth:`post_send`, but if one request is refused, none is queued."""
+
     def post_recv(self, wrs: list[RecvWR]) -> None:
         """Queue receives, of ``max_recv_sge`` SGEs at the most; the queue pair has no shared receive queue.
 
         Wrong memory, ERR, ENOMEM and EINVAL: as for :meth:`post_send`.
         """
 
+    def attach_mcast(self, gid: Gid, lid: int) -> None:
+        """Receive the packets of a multicast group. The queue pair is UD. Once attached, a second call does nothing.
+
+        ``lid`` is the group's on InfiniBand. ENOMEM: too many groups, or queue pairs in one; also what joining the
+        group on the port's network raises.
+        """
+
+    def detach_mcast(self, gid: Gid, lid: int) -> None:
+        """Undo :meth:`attach_mcast`. EINVAL: it is not attached."""
+
     def destroy(self) -> None:
-        """Drop what is posted, and the completions of this queue pair that are not polled."""
+        """Drop what is posted, the completions of this queue pair that are not polled, and its multicast groups."""
+
+
+class XrcTargetBackend(QPBackend, Protocol):
+    """A queue pair of type XRC_RECV. It is destroyed once :meth:`destroy` was called and no further handle is open."""
+
+    def close_opened(self, events: AsyncEvents) -> None:
+        """Close a handle of :meth:`DeviceBackend.open_qp`."""
 
 
 class DeviceBackend(Protocol):
@@ -227,6 +294,8 @@ class DeviceBackend(Protocol):
     num_comp_vectors: int
     #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
     default_pds: list[Any]
+    #: The same for their XRC domain (:class:`rdmacm.verbs.XRCD`).
+    default_xrcds: list[Any]
 
     def query_counters(self) -> dict[str, int]:
         """The device's counters by name, 0 included; the names are rdma_rxe's or mlx5's for what these count, too."""
@@ -234,8 +303,12 @@ class DeviceBackend(Protocol):
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> MRBackend:
         """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
 
-        The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions.
+        The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions; EOPNOTSUPP: access that the
+        device lacks (ZERO_BASED, ON_DEMAND, HUGETLB).
         """
+
+    def alloc_mw(self, pd: object, mw_type: MWType) -> MWBackend:
+        """A memory window that is not bound. EOPNOTSUPP: the device lacks the type; ENOMEM: ``max_mw`` windows."""
 
     def create_channel(self) -> ChannelBackend:
         """A completion channel."""
@@ -255,18 +328,36 @@ class DeviceBackend(Protocol):
     def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend:
         """A shared receive queue with the sizes in ``attr``, which are within the device's limits."""
 
+    def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> object:
+        """The XRC domain that stands for a file (its device and inode), or a new one for None.
+
+        It lives as long as something refers to it. This and :meth:`create_xrc_srq` are called only if the device has
+        XRC in ``device_cap_flags``. EAGAIN: there is none, and not ``create``; EINVAL: there is one, and ``exclusive``.
+        """
+
+    def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> XrcTargetBackend:
+        """Another handle of an XRC_RECV queue pair, whose events go to ``events`` as well.
+
+        EINVAL: no queue pair of that type with the number is in the domain.
+        """
+
+    def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> XrcSRQBackend:
+        """An XRC shared receive queue, whose receives complete on ``cq``. ``domain`` is from :meth:`open_xrcd`."""
+
     def create_qp(
         self,
         pd: object,
         qp_type: QPType,
         cap: QPCap,
         sq_sig_all: bool,
-        send_cq: CQBackend,
-        recv_cq: CQBackend,
+        send_cq: CQBackend | None,
+        recv_cq: CQBackend | None,
         srq: SRQBackend | None,
     ) -> QPBackend:
         """A queue pair in RESET, with the sizes in ``cap``, which are within the device's limits and stay as they are.
 
-        ``qp_type`` is RC, UC or UD. ``sq_sig_all``: every send request makes a completion. ``srq`` replaces its receive
-        queue, whose sizes are then 0. EOPNOTSUPP: the device lacks the type; ENOMEM: ``max_qp`` queue pairs.
+        ``qp_type`` is RC, UC, UD, XRC_SEND, which has no ``recv_cq``, or XRC_RECV, which has no completion queue and
+        whose ``pd`` is the XRC domain of :meth:`open_xrcd`. ``sq_sig_all``: every send request makes a completion.
+        ``srq`` replaces its receive queue, whose sizes are then 0. EOPNOTSUPP: the device lacks the type; ENOMEM:
+        ``max_qp`` queue pairs.
         """

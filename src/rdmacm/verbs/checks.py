@@ -183,12 +183,9 @@ def check_av(context: Context, attr: AHAttr, step: str) -> None:
     for entry in port.gids:
         if entry.gid_index == route.sgid_index:
             return
-    raise cm_error(
-        errno.EINVAL,
-        f"port {attr.port_num} has no GID at index {route.sgid_index}",
-        step,
-        hint="context.query_gid_table()",
-    )
+    code = errno.ENODATA if route.sgid_index < port.gid_tbl_len else errno.EINVAL
+    text = f"port {attr.port_num} has no GID at index {route.sgid_index}"
+    raise cm_error(code, text, step, hint="context.query_gid_table()")
 
 
 def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:

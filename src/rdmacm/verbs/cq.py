@@ -161,6 +161,17 @@ class CQ(Resource):
             raise self._closed_error("wait")
         return self.backend.wait(timeout)
 
+    def resize(self, cqe: int) -> None:
+        """Make room for ``cqe`` completions, ibv_resize_cq(3). Completions in the queue are kept.
+
+        EINVAL: a size beyond the device's, fewer than there are in the queue, or the queue has overflowed. Nothing is
+        changed then.
+        """
+        if self._closed:
+            raise self._closed_error("resize_cq")
+        check_number("cqe", cqe, 1, self.context.backend.attr.max_cqe, "resize_cq")
+        self.backend.resize(cqe)
+
     def req_notify(self, solicited_only: bool = False) -> None:
         """Arm the queue: report its next completion to the channel, once, ibv_req_notify_cq(3).
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from rdmacm.address import Gid
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.protection import finalize
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
+from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.backend import AsyncQueueBackend, DeviceBackend
 from rdmacm.verbs.enums import (
     GidType,
@@ -201,6 +202,17 @@ class Context:
     def query_device(self) -> DeviceAttr:
         """What the device is, and its limits, ibv_query_device(3)."""
         return self.backend.attr
+
+    def query_device_ex(self) -> DeviceAttrEx:
+        """The same with extended attributes, ibv_query_device_ex(3)."""
+        attr = self.backend.attr
+        flags: int = getattr(attr, "device_cap_flags_ex", attr.device_cap_flags)
+        return DeviceAttrEx(attr, flags, attr.phys_port_cnt)
+
+    def query_rt_values_ex(self, comp_mask: int = 1) -> NoReturn:
+        """Values of the device's clock, ibv_query_rt_values_ex(3). EOPNOTSUPP: no device has one."""
+        text = f"no values of the mask {comp_mask!r}: the device has no clock"
+        raise cm_error(errno.EOPNOTSUPP, text, "query_rt_values", self.name)
 
     @property
     def device(self) -> Device:

@@ -4,39 +4,63 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.enums import (
+    AccessFlag,
+    PlacementType,
+    QPAttrMask,
+    QPState,
+    SelectivityLevel,
+    SendFlag,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
 from rdmacm.work import WC
 
 __all__ = [
     "WC",
     "AccessFlag",
     "AtomicCap",
+    "CqAttrFlag",
+    "CqInitAttrMask",
+    "CqWcFlag",
     "DeviceCapFlag",
     "EventType",
     "GidType",
     "LinkLayer",
+    "MWType",
     "MigState",
     "Mtu",
     "NodeType",
+    "PlacementType",
     "PortCapFlag",
     "PortCapFlag2",
     "PortFlag",
     "PortState",
     "QPAttrMask",
+    "QPInitAttrMask",
+    "QPOpenAttrMask",
     "QPState",
     "QPType",
+    "ReregMRFlag",
+    "SelectivityLevel",
     "SendFlag",
+    "SendOpsFlag",
+    "SRQType",
     "SrqAttrMask",
+    "SrqInitAttrMask",
     "TransportType",
     "WCFlag",
     "WCOpcode",
     "WCStatus",
     "WROpcode",
+    "XRCDInitAttrMask",
 ]
 
 
 class QPType(IntEnum):
-    """``enum ibv_qp_type``, ibv_create_qp(3). The software devices have RC only."""
+    """``enum ibv_qp_type``, ibv_create_qp(3). The software devices have all but RAW_PACKET and DRIVER."""
 
     RC = 2
     UC = 3
@@ -60,6 +84,108 @@ class SrqAttrMask(IntFlag):
 
     MAX_WR = 1
     LIMIT = 1 << 1
+
+
+class SRQType(IntEnum):
+    """``enum ibv_srq_type``, ibv_create_srq_ex(3). There is no tag matching here (TM)."""
+
+    BASIC = 0
+    XRC = 1
+    TM = 2
+
+
+class SrqInitAttrMask(IntFlag):
+    """``enum ibv_srq_init_attr_mask``, ibv_create_srq_ex(3): fields of a :class:`SrqInitAttrEx`."""
+
+    TYPE = 1
+    PD = 1 << 1
+    XRCD = 1 << 2
+    CQ = 1 << 3
+    TM = 1 << 4
+
+
+class XRCDInitAttrMask(IntFlag):
+    """``enum ibv_xrcd_init_attr_mask``, ibv_open_xrcd(3): fields of a :class:`XRCDInitAttr`."""
+
+    FD = 1
+    OFLAGS = 1 << 1
+
+
+class QPInitAttrMask(IntFlag):
+    """``enum ibv_qp_init_attr_mask``, ibv_create_qp_ex(3): fields of a :class:`QPInitAttrEx`."""
+
+    PD = 1
+    XRCD = 1 << 1
+    CREATE_FLAGS = 1 << 2
+    MAX_TSO_HEADER = 1 << 3
+    IND_TABLE = 1 << 4
+    RX_HASH = 1 << 5
+    SEND_OPS_FLAGS = 1 << 6
+
+
+class QPOpenAttrMask(IntFlag):
+    """``enum ibv_qp_open_attr_mask``, ibv_open_qp(3): fields of a :class:`QPOpenAttr`."""
+
+    NUM = 1
+    XRCD = 1 << 1
+    CONTEXT = 1 << 2
+    TYPE = 1 << 3
+
+
+class SendOpsFlag(IntFlag):
+    """``enum ibv_qp_create_send_ops_flags``, ibv_create_qp_ex(3): operations that an extended queue pair is for."""
+
+    RDMA_WRITE = 1
+    RDMA_WRITE_WITH_IMM = 1 << 1
+    SEND = 1 << 2
+    SEND_WITH_IMM = 1 << 3
+    RDMA_READ = 1 << 4
+    ATOMIC_CMP_AND_SWP = 1 << 5
+    ATOMIC_FETCH_AND_ADD = 1 << 6
+    LOCAL_INV = 1 << 7
+    BIND_MW = 1 << 8
+    SEND_WITH_INV = 1 << 9
+    TSO = 1 << 10
+    FLUSH = 1 << 11
+    ATOMIC_WRITE = 1 << 12
+
+
+class CqWcFlag(IntFlag):
+    """``enum ibv_create_cq_wc_flags``, ibv_create_cq_ex(3): fields of completions; C's names are ``IBV_WC_EX_WITH_*``.
+
+    STANDARD is all that ibv_poll_cq(3) has.
+    """
+
+    BYTE_LEN = 1
+    IMM = 1 << 1
+    QP_NUM = 1 << 2
+    SRC_QP = 1 << 3
+    SLID = 1 << 4
+    SL = 1 << 5
+    DLID_PATH_BITS = 1 << 6
+    COMPLETION_TIMESTAMP = 1 << 7
+    CVLAN = 1 << 8
+    FLOW_TAG = 1 << 9
+    TM_INFO = 1 << 10
+    COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11
+    STANDARD = 0x7F
+
+
+class CqInitAttrMask(IntFlag):
+    """``enum ibv_cq_init_attr_mask``, ibv_create_cq_ex(3): fields of a :class:`CqInitAttrEx`."""
+
+    FLAGS = 1
+    PD = 1 << 1
+
+
+class CqAttrFlag(IntFlag):
+    """``enum ibv_create_cq_attr_flags``, ibv_create_cq_ex(3).
+
+    SINGLE_THREADED: only one thread at a time uses the queue. IGNORE_OVERRUN: it may lose completions.
+    """
+
+    SINGLE_THREADED = 1
+    IGNORE_OVERRUN = 1 << 1
 
 
 class EventType(IntEnum):
@@ -102,7 +228,11 @@ class AtomicCap(IntEnum):
 
 
 class DeviceCapFlag(IntFlag):
-    """``enum ibv_device_cap_flags``, ibv_query_device(3)."""
+    """``enum ibv_device_cap_flags``, ibv_query_device(3).
+
+    Those from FLUSH_GLOBAL on are in ``device_cap_flags_ex`` only (ibv_query_device_ex(3)). Their C names are in the
+    kernel's ``ib_user_verbs.h``.
+    """
 
     RESIZE_MAX_WR = 1
     BAD_PKEY_CNTR = 1 << 1
@@ -128,6 +258,9 @@ class DeviceCapFlag(IntFlag):
     RC_IP_CSUM = 1 << 25
     RAW_IP_CSUM = 1 << 26
     MANAGED_FLOW_STEERING = 1 << 29
+    FLUSH_GLOBAL = 1 << 38
+    FLUSH_PERSISTENT = 1 << 39
+    ATOMIC_WRITE = 1 << 40
 
 
 class PortCapFlag(IntFlag):
@@ -210,6 +343,21 @@ class TransportType(IntEnum):
 
     IB = 0
     IWARP = 1
+
+
+class MWType(IntEnum):
+    """``enum ibv_mw_type``, ibv_alloc_mw(3)."""
+
+    TYPE_1 = 1
+    TYPE_2 = 2
+
+
+class ReregMRFlag(IntFlag):
+    """``enum ibv_rereg_mr_flags``: what :meth:`MR.rereg` changes, ibv_rereg_mr(3)."""
+
+    CHANGE_TRANSLATION = 1
+    CHANGE_PD = 1 << 1
+    CHANGE_ACCESS = 1 << 2
 
 
 class GidType(IntEnum):

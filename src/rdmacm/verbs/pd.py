@@ -7,11 +7,11 @@ import errno
 
 from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
+from rdmacm.verbs import checks
 from rdmacm.verbs.backend import MRBackend
 from rdmacm.verbs.buffers import Buffer, byte_view
-from rdmacm.verbs.checks import check_context, flags
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import AccessFlag
+from rdmacm.verbs.enums import AccessFlag, ReregMRFlag
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import SGE
 
@@ -32,7 +32,7 @@ class PD(Resource):
 
     def __init__(self, context: Context) -> None:
         self._closed = True
-        check_context(context, "alloc_pd")
+        checks.check_context(context, "alloc_pd")
         self.context = context
         self._make("alloc_pd", (), lambda: context.backend)
 
@@ -48,7 +48,10 @@ class MR(Resource):
     a writable buffer. A bytearray cannot be resized while it is registered (BufferError).
 
     TypeError: not a buffer. EINVAL: empty, read-only, not contiguous, larger than the device's ``max_mr_size``; unknown
-    access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE. ENOMEM: too many regions.
+    access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE. ENOMEM: too many regions. EOPNOTSUPP: access
+    that the device lacks (software devices: ZERO_BASED, ON_DEMAND, HUGETLB).
+
+    While a memory window is bound to it, it cannot be closed (EBUSY).
     """
 
     __slots__ = {
@@ -65,7 +68,7 @@ class MR(Resource):
     def __init__(self, pd: PD, buffer: Buffer, access: int) -> None:
         self._closed = True
         device = pd.context.backend
-        allowed = flags(AccessFlag, access, "access flags", "reg_mr")
+        allowed = checks.flags(AccessFlag, access, "access flags", "reg_mr")
         view = _bytes_of(buffer, int(allowed), device.attr.max_mr_size)
         self.pd = pd
         self.access = allowed
@@ -106,17 +109,62 @@ class MR(Resource):
             raise self._outside("write", offset, length)
         self.buf[offset : offset + length] = source[:length]
 
+    def rereg(
+        self, flags: int, pd: PD | None = None, buffer: Buffer | None = None, length: int | None = None, access: int = 0
+    ) -> None:
+        """Change the domain, the buffer or the access, and keep the keys, ibv_rereg_mr(3).
+
+        ``flags``: a :class:`ReregMRFlag` for each of ``pd``, ``buffer`` (its first ``length`` bytes; None: all) and
+        ``access`` that changes; the others are not used. Requests that were posted before use the old memory.
+
+        Errors as for :class:`MR`, and EBUSY while a memory window is bound to it; after any error it is as it was.
+        """
+        if self._closed:
+            raise self._closed_error("rereg_mr")
+        changes = checks.flags(ReregMRFlag, flags, "flags", "rereg_mr")
+        if not changes:
+            raise cm_error(errno.EINVAL, "flags is 0", "rereg_mr", hint="flags of ReregMRFlag")
+        view = new_access = new_pd = None
+        if changes & ReregMRFlag.CHANGE_ACCESS:
+            new_access = checks.flags(AccessFlag, access, "access flags", "rereg_mr")
+        if changes & ReregMRFlag.CHANGE_PD:
+            checks.check_kind("pd", pd, PD, "rereg_mr")
+            new_pd = pd
+            if new_pd is not None and new_pd.context.backend is not self.context.backend:
+                raise cm_error(errno.EINVAL, "the domain is of another device", "rereg_mr")
+        after = int(self.access if new_access is None else new_access)
+        limit = self.context.backend.attr.max_mr_size
+        if changes & ReregMRFlag.CHANGE_TRANSLATION:
+            if buffer is None:
+                raise cm_error(errno.EINVAL, "buffer is None", "rereg_mr")
+            whole = _bytes_of(buffer, after, limit)
+            view = whole if length is None else _bytes_of(whole[:length], after, limit)
+            if length is not None and len(view) != length:
+                raise cm_error(errno.EINVAL, f"{length} bytes of a buffer of {len(whole)} bytes", "rereg_mr")
+        else:
+            _bytes_of(self.buf, after, limit)
+        self._replace_need("rereg_mr", self.pd, new_pd or self.pd, lambda: self.backend.rereg(new_pd, view, new_access))
+        self.pd, self.access = new_pd or self.pd, AccessFlag(after)
+        if view is not None:
+            self._release_buf()
+            self.buf = view
+            self.addr, self.length = self.backend.addr, self.backend.length
+
     def _outside(self, step: str, offset: int, length: int) -> Exception:
         if self._closed:
             return self._closed_error(step)
         return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length} bytes", step)
 
+    def _check_close(self) -> None:
+        super()._check_close()
+        self.backend.dereg()  # refused while a window is bound, which only the device knows
+
     def _destroy(self) -> None:
-        try:
-            self.backend.dereg()
-        finally:
-            with contextlib.suppress(BufferError):  # a slice of buf exists; it keeps the buffer exported
-                self.buf.release()
+        self._release_buf()
+
+    def _release_buf(self) -> None:
+        with contextlib.suppress(BufferError):  # a slice of buf exists; it keeps the buffer exported
+            self.buf.release()
 
     def __repr__(self) -> str:
         if self._closed:

@@ -21,9 +21,10 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.buffers import byte_view
-from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
-from rdmacm.verbs.pd import PD
-from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+from rdmacm.verbs.enums import AccessFlag, PlacementType, QPType, SelectivityLevel, SendFlag, WROpcode
+from rdmacm.verbs.mw import MW
+from rdmacm.verbs.pd import MR, PD
+from rdmacm.verbs.wr import SGE, MWBindInfo, RecvWR, SendWR
 
 __all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "wrong_type"]
 
@@ -31,25 +32,33 @@ W = TypeVar("W", SendWR, RecvWR)
 
 _and = int.__and__  # of two ints, also where the user has passed a SendFlag
 _ALL_FLAGS = int(sum(SendFlag))
+_ALL_ACCESS = int(sum(AccessFlag))
+_ALL_PLACEMENTS = int(sum(PlacementType))
+_LEVELS = [int(level) for level in SelectivityLevel]
 
 # The operands that an opcode takes from its request.
-_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM = (1 << bit for bit in range(6))
+_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM, _LOCAL, _BIND, _FLUSH, _SRQN = (1 << bit for bit in range(10))
 _W = WROpcode
 _UC: dict[WROpcode, int] = {
     _W.SEND: 0,
     _W.SEND_WITH_IMM: _IMM,
     _W.RDMA_WRITE: _REMOTE,
     _W.RDMA_WRITE_WITH_IMM: _REMOTE | _IMM,
+    _W.LOCAL_INV: _LOCAL | _INVALIDATE,
+    _W.BIND_MW: _LOCAL | _BIND,
+}
+_RELIABLE = {
+    **_UC,
+    _W.SEND_WITH_INV: _INVALIDATE,
+    _W.RDMA_READ: _REMOTE | _FETCH,
+    _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
+    _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
 }
 #: Type of queue pair → opcode → its operands. A type refuses the opcodes that it lacks.
 REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
-    QPType.RC: {
-        **_UC,
-        _W.SEND_WITH_INV: _INVALIDATE,
-        _W.RDMA_READ: _REMOTE | _FETCH,
-        _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
-        _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
-    },
+    QPType.RC: {**_RELIABLE, _W.FLUSH: _REMOTE | _FLUSH, _W.ATOMIC_WRITE: _REMOTE | _ATOMIC},
+    QPType.XRC_SEND: {opcode: bits if bits & _LOCAL else bits | _SRQN for opcode, bits in _RELIABLE.items()},
+    QPType.XRC_RECV: {},
     QPType.UC: _UC,
     QPType.UD: {_W.SEND: _DATAGRAM, _W.SEND_WITH_IMM: _DATAGRAM | _IMM},
 }
@@ -63,7 +72,7 @@ _OPERANDS_BY_CODE = {
 #: The other numbers of a send request.
 _NUMBERS = (
     *("send_flags", "remote_addr", "rkey", "compare_add", "swap", "imm_data", "invalidate_rkey"),
-    *("remote_qpn", "remote_qkey"),
+    *("flush_length", "flush_type", "flush_level", "remote_qpn", "remote_qkey", "remote_srqn"),
 )
 
 
@@ -72,7 +81,7 @@ class SendRules:
 
     __slots__ = ("_max_inline", "_max_sge", "_operands", "_pd", "_qp_type", "max_message")
 
-    def __init__(self, qp_type: QPType, pd: PD, max_sge: int, max_inline: int, max_message: int) -> None:
+    def __init__(self, qp_type: QPType, pd: PD | None, max_sge: int, max_inline: int, max_message: int) -> None:
         self._qp_type = qp_type
         self._pd = pd
         self._max_sge = max_sge
@@ -121,7 +130,8 @@ class SendRules:
         if inline:
             if operands & _FETCH:
                 raise _refused(wr, "INLINE is for data that is sent")
-            if length > self._max_inline:
+            # The 8 bytes of an ATOMIC WRITE are part of the request in C (ibv_wr_atomic_write()).
+            if length > self._max_inline and not (operands & _ATOMIC and length == 8):
                 raise _refused(wr, f"{length} bytes inline, and max_inline_data is {self._max_inline}")
         if length > self.max_message:
             raise _refused(wr, f"{length} bytes, and a message has at most {self.max_message}")
@@ -136,17 +146,56 @@ class SendRules:
                 raise _refused(wr, f"rkey {wr.rkey:#x} has more than 32 bits")
         if operands & _ATOMIC:
             if length != 8:
-                raise _refused(wr, f"an atomic fetches 8 bytes, not {length}")
+                raise _refused(wr, f"an atomic is for 8 bytes, not {length}")
             if wr.remote_addr & 7:
                 raise _refused(wr, f"an atomic's remote_addr is a multiple of 8, not {wr.remote_addr:#x}")
             if not (0 <= index(wr.compare_add) <= ALL_BITS_64 and 0 <= index(wr.swap) <= ALL_BITS_64):
                 raise _refused(wr, "the operands of an atomic have 64 bits")
+        if operands & _FLUSH:
+            self._check_flush(wr)
         if operands & _IMM and not 0 <= index(wr.imm_data) < 1 << 32:
             raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")
         if operands & _INVALIDATE and not 0 <= index(wr.invalidate_rkey) < 1 << 32:
             raise _refused(wr, f"invalidate_rkey {wr.invalidate_rkey:#x} has more than 32 bits")
+        if operands & _SRQN and not 0 <= index(wr.remote_srqn) < 1 << 24:
+            raise _refused(wr, f"remote_srqn {wr.remote_srqn:#x} has more than 24 bits")
         if operands & _DATAGRAM:
             self._check_datagram(wr)
+        if operands & _LOCAL:
+            if wr.sg:
+                raise _refused(wr, f"{_W(wr.opcode).name} has no elements")
+            if operands & _BIND:
+                self._check_bind(wr)
+
+    def _check_bind(self, wr: SendWR) -> None:
+        mw, info = wr.mw, wr.bind_info
+        if not isinstance(mw, MW) or not isinstance(info, MWBindInfo):
+            raise _refused(wr, "a bind needs a memory window and an MWBindInfo", "set_bind_wr()")
+        if not isinstance(info.mr, MR | None):
+            raise _refused(wr, f"mr is {info.mr!r}, not of class MR")
+        for part in (mw, info.mr):
+            if part is not None and part.closed:
+                raise part._closed_error("post_send")
+        if index(wr.rkey) >> 8 != mw.rkey >> 8:
+            raise _refused(wr, f"rkey {wr.rkey:#x} differs from the window's in more than 8 bits", "inc_rkey(mw.rkey)")
+        for name, value in (("addr", info.addr), ("length", info.length)):
+            if not 0 <= index(value) <= ALL_BITS_64:
+                raise _refused(wr, f"{name} {value:#x} has more than 64 bits")
+        if info.mr is None and (info.addr or info.length):
+            raise _refused(wr, "addr and length of no region")
+        unknown = index(info.mw_access_flags) & ~_ALL_ACCESS
+        if unknown:
+            raise _refused(wr, f"unknown mw_access_flags {unknown:#x}", "flags of AccessFlag")
+
+    def _check_flush(self, wr: SendWR) -> None:
+        if wr.sg:
+            raise _refused(wr, "FLUSH takes no elements", "flush_length")
+        if not 0 <= index(wr.flush_length) <= self.max_message:
+            raise _refused(wr, f"flush_length is {wr.flush_length}, and may be 0 to {self.max_message}")
+        if not 0 < index(wr.flush_type) <= _ALL_PLACEMENTS:
+            raise _refused(wr, f"flush_type is {wr.flush_type:#x}", "flags of PlacementType")
+        if index(wr.flush_level) not in _LEVELS:
+            raise _refused(wr, f"flush_level is {wr.flush_level}", "a SelectivityLevel")
 
     def _check_datagram(self, wr: SendWR) -> None:
         ah = wr.ah

@@ -5,28 +5,45 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
+from rdmacm.address import Gid, is_multicast
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
-from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
+from rdmacm.verbs.checks import check_caps, check_kind, check_number, check_values, flags, member
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
-from rdmacm.verbs.pd import PD
+from rdmacm.verbs.enums import (
+    AccessFlag,
+    MigState,
+    Mtu,
+    MWType,
+    QPAttrMask,
+    QPInitAttrMask,
+    QPState,
+    QPType,
+    SRQType,
+    WROpcode,
+)
+from rdmacm.verbs.mw import MW
+from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import MWBind, MWBindInfo, RecvWR, SendWR
+from rdmacm.verbs.xrcd import XRCD, check_xrc
 
-__all__ = ["QP", "QPInitAttr"]
+__all__ = ["QP", "QPInitAttr", "QPInitAttrEx"]
 
+_EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.XRCD | QPInitAttrMask.CREATE_FLAGS | QPInitAttrMask.SEND_OPS_FLAGS
 #: By state.
 _MAY_SEND = [state in SEND_STATES for state in QPState]
 _MAY_RECV = [state in RECV_STATES for state in QPState]
+_XRC = (QPType.XRC_SEND, QPType.XRC_RECV)
 _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 
@@ -34,12 +51,13 @@ _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 class QPInitAttr:
     """``struct ibv_qp_init_attr``, ibv_create_qp(3). A field has C's name unless its description gives another.
 
-    - ``qp_type``: RC, UC or UD.
+    - ``qp_type``: RC, UC, UD, XRC_SEND, or with a :class:`QPInitAttrEx` XRC_RECV.
     - ``qp_context``: the user's own object.
     - ``scq``: ``send_cq``: where sends complete. If None, :meth:`rdmacm.CmId.create_qp` makes one; :class:`QP` raises
       EINVAL.
     - ``rcq``: ``recv_cq``: where receives complete; None as for :attr:`scq`.
-    - ``srq``: the shared receive queue to take receives from; None for a receive queue of its own.
+    - ``srq``: the shared receive queue to take receives from; None for a receive queue of its own. XRC_SEND has no
+      receives, and XRC_RECV has no queues: what they lack is ignored.
     - ``cap``: the sizes of its queues.
     - ``sq_sig_all``: whether every send makes a completion, with or without ``SendFlag.SIGNALED``.
     """
@@ -61,19 +79,76 @@ class QPInitAttr:
         return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
 
 
+@dataclass(slots=True)
+class QPInitAttrEx(QPInitAttr):
+    """``struct ibv_qp_init_attr_ex``, ibv_create_qp_ex(3): :class:`QPInitAttr` with more fields.
+
+    A field counts if it is set, whether or not ``comp_mask`` names it.
+
+    - ``comp_mask``: a :class:`QPInitAttrMask`. EOPNOTSUPP: attributes that are not here.
+    - ``pd``: the protection domain, if the queue pair is made from a :class:`Context`; XRC_RECV has none.
+    - ``xrcd``: XRC_RECV: its XRC domain.
+    - ``create_flags``, ``max_tso_header``, ``source_qpn``: 0; others are EOPNOTSUPP.
+    - ``send_ops_flags``: a :class:`SendOpsFlag`: the operations that are used. 0 is every operation of the type.
+    """
+
+    comp_mask: int = 0
+    pd: PD | None = None
+    create_flags: int = 0
+    max_tso_header: int = 0
+    source_qpn: int = 0
+    send_ops_flags: int = 0
+    xrcd: XRCD | None = None
+
+    def copy(self) -> QPInitAttrEx:
+        """A copy, also of ``cap``."""
+        check_kind("cap", self.cap, QPCap, "create_qp")
+        basic = QPInitAttr.copy(self)
+        return QPInitAttrEx(
+            basic.qp_type,
+            basic.qp_context,
+            basic.scq,
+            basic.rcq,
+            basic.srq,
+            basic.cap,
+            basic.sq_sig_all,
+            self.comp_mask,
+            self.pd,
+            self.create_flags,
+            self.max_tso_header,
+            self.source_qpn,
+            self.send_ops_flags,
+            self.xrcd,
+        )
+
+    def _check(self) -> None:
+        """EOPNOTSUPP for attributes that no queue pair here has."""
+        mask = flags(QPInitAttrMask, self.comp_mask, "comp_mask", "create_qp")
+        if mask & ~_EXTENDED:
+            raise cm_error(errno.EOPNOTSUPP, f"no attributes {mask & ~_EXTENDED!r}", "create_qp", hint=repr(_EXTENDED))
+        for name in ("create_flags", "max_tso_header", "source_qpn"):
+            if value := getattr(self, name):
+                raise cm_error(errno.EOPNOTSUPP, f"{name} is {value!r}", "create_qp", hint=f"{name}=0")
+
+
 class QP(Resource):
     """A queue pair, ``struct ibv_qp``; it begins in RESET.
 
-    ``init_attr`` is copied. With a shared receive queue its ``max_recv_wr`` and ``max_recv_sge`` are ignored. EINVAL:
-    no completion queues, sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that is not RC,
-    UC or UD, or that the device lacks; ENOMEM: too many queue pairs.
+    ``creator``: a :class:`PD`, or a :class:`Context` and a :class:`QPInitAttrEx` with ``pd``; for XRC_RECV a
+    :class:`Context` and a :class:`QPInitAttrEx` with ``xrcd``. ``qp_attr``: move a
+    datagram queue pair to RTS with these attributes, others to INIT. ``init_attr`` is copied. With a shared receive
+    queue its ``max_recv_wr`` and ``max_recv_sge`` are ignored. EINVAL: no completion queues, no protection domain,
+    sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that this package or the
+    device lacks; ENOMEM: too many queue pairs.
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
-        "qp_type": "The :class:`QPType`: RC, UC or UD.",
+        "pd": "Its protection domain; None for XRC_RECV, as C's NULL.",
+        "xrcd": "XRC_RECV: its XRC domain; else None.",
+        "qp_type": "The :class:`QPType`.",
         "qp_num": "Its number, 24 bits.",
         "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+        "_context": "The open device that it was made from.",
         "_init_attr": "What it was made with.",
         "_max_recv_sge": "Elements in a receive.",
         "_event_owner": "The owner of its events, which refers to it weakly.",
@@ -82,54 +157,54 @@ class QP(Resource):
 
     _is_needed = False
 
-    def __init__(self, pd: PD, init_attr: QPInitAttr) -> None:
+    def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
         self._closed = True
-        context = pd.context
-        device = context.backend
         if type(init_attr) is not QPInitAttr:
             check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         attr = self._init_attr = init_attr.copy()
-        scq, rcq, srq = attr.scq, attr.rcq, attr.srq
-        attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        attr.qp_type = self.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
         if attr.qp_type not in REQUIRED_OPERANDS:
-            raise cm_error(
-                errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", hint="RC, UC or UD"
-            )
-        if scq is None or rcq is None:
-            raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
-        try:
-            for other in (scq.context, rcq.context, context if srq is None else srq.pd.context):
-                if other is not context and other.backend is not device:
-                    raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
-        except AttributeError:
-            check_kind("scq", scq, CQ, "create_qp")
-            check_kind("rcq", rcq, CQ, "create_qp")
-            check_kind("srq", srq, SRQ, "create_qp")
-            raise
-        check_caps(attr.cap, device.attr, with_receives=srq is None)
-        if srq is not None:
+            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
+        domain = _domain(creator, init_attr, self.qp_type)
+        # Typed as a PD, because a queue pair of any other type than XRC_RECV has one.
+        pd = domain if isinstance(domain, PD) else None
+        self.pd: PD = pd  # type: ignore[assignment]
+        xrcd = self.xrcd = domain if isinstance(domain, XRCD) else None
+        context = self._context = domain.context
+        device = context.backend
+        scq, rcq, srq = _check_queues(attr, context)
+        check_caps(attr.cap, device.attr, with_receives=rcq is not None and srq is None)
+        if rcq is None or srq is not None:
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0
-        self.pd = pd
-        self.qp_type = attr.qp_type
-        needs: tuple[Resource, ...] = (pd, scq) if rcq is scq else (pd, scq, rcq)
-        if srq is not None:
-            needs = *needs, srq
-        queues = scq.backend, rcq.backend, None if srq is None else srq.backend
+        parts = (domain, scq) if rcq is scq else (domain, scq, rcq)
+        needs = tuple(part for part in (*parts, srq) if part is not None)
+        queues = (
+            None if scq is None else scq.backend,
+            None if rcq is None else rcq.backend,
+            None if srq is None else srq.backend,
+        )
+        key = pd if xrcd is None else xrcd.backend
         self.backend: QPBackend = self._make(
-            "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
+            "create_qp", needs, lambda: device.create_qp(key, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
         self.qp_num = self.backend.qp_num
         cap = attr.cap
         self._send_rules = SendRules(attr.qp_type, pd, cap.max_send_sge, cap.max_inline_data, device.attr.max_msg_sz)
         self._max_recv_sge = cap.max_recv_sge
+        if qp_attr is not None:
+            try:
+                (self.to_rts if self.qp_type is QPType.UD else self.to_init)(qp_attr)
+            except BaseException:
+                self.close()
+                raise
 
     # -- attributes -----------------------------------------------------------------------------------
 
     @property
     def context(self) -> Context:
         """The open device that it was made from."""
-        return self.pd.context
+        return self._context
 
     @property
     def state(self) -> QPState:
@@ -176,8 +251,11 @@ class QP(Resource):
         """The user's own object, of ``init_attr``."""
         return self._init_attr.qp_context
 
-    def query(self) -> tuple[QPAttr, QPInitAttr]:
-        """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3)."""
+    def query(self, attr_mask: int = 0) -> tuple[QPAttr, QPInitAttr]:  # noqa: ARG002 (pyverbs' argument)
+        """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3).
+
+        ``attr_mask`` is without effect.
+        """
         if self._closed:
             raise self._closed_error("query_qp")
         found = self.backend.query()
@@ -186,14 +264,39 @@ class QP(Resource):
         found.qp_access_flags = AccessFlag(found.qp_access_flags)
         return found, replace(self._init_attr, cap=self.cap)
 
+    def query_data_in_order(self, op: int, flags: int = 0) -> int:
+        """Whether received data reach the memory in order, ibv_query_qp_data_in_order(3): 0, there is no promise.
+
+        ``op``: a :class:`WROpcode`. EINVAL: no such operation, or ``flags``, which is always 0.
+        """
+        if self._closed:
+            raise self._closed_error("query_qp_data_in_order")
+        member(WROpcode, op, "op", "query_qp_data_in_order")
+        check_number("flags", flags, 0, 0, "query_qp_data_in_order")
+        return 0
+
+    def query_ece(self) -> NoReturn:
+        """The vendor's options for its peer, ibv_query_ece(3). EOPNOTSUPP: no device has any."""
+        raise self._no_ece("query_ece")
+
+    def set_ece(self, ece: object) -> NoReturn:  # noqa: ARG002 (C's argument)
+        """Use the options that the peer has sent, ibv_set_ece(3). EOPNOTSUPP, as for :meth:`query_ece`."""
+        raise self._no_ece("set_ece")
+
+    def _no_ece(self, step: str) -> RdmaError:
+        if self._closed:
+            return self._closed_error(step)
+        return cm_error(errno.EOPNOTSUPP, "the device has no options for queue pairs", step)
+
     # -- states ---------------------------------------------------------------------------------------
 
     def modify(self, attr: QPAttr, mask: int) -> None:
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
         ``mask``: a :class:`QPAttrMask`. docs/states.md has the attributes that each transition requires
-        and allows. EINVAL: the transition, the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an
-        optional attribute in this state; ENODEV: the device has been removed.
+        and allows. EINVAL: the transition, the mask or a value is not allowed, the send queue still drains (SQD to
+        RTS), or the device has no alternate paths (ALT_PATH); ENODATA: the row of ``sgid_index`` is empty; EOPNOTSUPP:
+        the device cannot change an optional attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self._closed_error("modify_qp")
@@ -207,10 +310,10 @@ class QP(Resource):
         fault = find_fault(self.qp_type, state, after, chosen)
         if fault is not None:
             raise cm_error(errno.EINVAL, fault, "modify_qp")
-        check_values(self.pd.context, attr, chosen)
+        check_values(self._context, attr, chosen)
         self.backend.modify(attr, chosen)
         if self.qp_type is QPType.UD and bits & QP_PORT:
-            port = self.pd.context.query_port(attr.port_num)
+            port = self._context.query_port(attr.port_num)
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes
 
     def to_init(self, attr: QPAttr) -> None:
@@ -260,6 +363,33 @@ class QP(Resource):
         else:
             post_list(wr, self._send_rules.check, backend.post_send)
 
+    def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
+        """Queue a request to bind a memory window of type 1, ibv_bind_mw(3). ``mw.rkey`` is its new key afterwards.
+
+        A length of 0 takes the window's region away. The bind is done when it completes; messages posted to this queue
+        pair after it may give the key to the peer. It completes with MW_BIND_ERR where InfiniBand Architecture 10.6.7.2
+        does not allow it. EINVAL: a window of type 2 (it is bound by BIND_MW: :meth:`SendWR.set_bind_wr`), ZERO_BASED;
+        EPERM: the region is of another domain; and the errors of :meth:`post_send`.
+        """
+        check_kind("mw", mw, MW, "bind_mw")
+        check_kind("mw_bind", mw_bind, MWBind, "bind_mw")
+        info = mw_bind.bind_info
+        check_kind("bind_info", info, MWBindInfo, "bind_mw")
+        access = flags(AccessFlag, info.mw_access_flags, "mw_access_flags", "bind_mw")
+        if mw.type is not MWType.TYPE_1:
+            raise cm_error(errno.EINVAL, "a window of type 2", "bind_mw", hint="post_send of BIND_MW")
+        if access & AccessFlag.ZERO_BASED:
+            raise cm_error(errno.EINVAL, "ZERO_BASED is for windows of type 2", "bind_mw")
+        if isinstance(info.mr, MR) and info.mr.pd is not mw.pd:
+            raise cm_error(errno.EPERM, "the region is of another protection domain", "bind_mw")
+        wr = SendWR(mw_bind.wr_id, WROpcode.BIND_MW, (), mw_bind.send_flags)
+        wr.set_bind_wr(mw, info)
+        self.post_send(wr)
+
+    def _takes_sends(self) -> bool:
+        """Whether its state lets it take sends."""
+        return not self._closed and _MAY_SEND[self.backend.state]
+
     def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
         if self._closed:
             error = self._closed_error("post_send")
@@ -302,10 +432,94 @@ class QP(Resource):
         error.bad_wr = first(wr)
         return error
 
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def attach_mcast(self, gid: Gid | bytes | str, lid: int = 0) -> None:
+        """Receive the packets for QP 0xFFFFFF of a multicast group, ibv_attach_mcast(3).
+
+        ``gid``: the MGID, on RoCEv2 the group's IP address, of IPv4 mapped into IPv6. ``lid``: the group's on
+        InfiniBand, else 0. The host joins the group as long as a queue pair is attached. A second call does nothing,
+        and closing the queue pair detaches it. EINVAL: no multicast GID, or the queue pair is not UD; ENOMEM:
+        ``max_mcast_grp`` groups, or ``max_mcast_qp_attach`` queue pairs in this one.
+        """
+        self.backend.attach_mcast(self._group(gid, "attach_mcast"), lid)
+
+    def detach_mcast(self, gid: Gid | bytes | str, lid: int = 0) -> None:
+        """Undo :meth:`attach_mcast`, ibv_detach_mcast(3); EINVAL: it is not attached."""
+        self.backend.detach_mcast(self._group(gid, "detach_mcast"), lid)
+
+    def _group(self, gid: Gid | bytes | str, call: str) -> Gid:
+        if self._closed:
+            raise self._closed_error(call)
+        found = gid if isinstance(gid, Gid) else Gid(gid)
+        if not is_multicast(found.ip):
+            raise cm_error(errno.EINVAL, "not the GID of a multicast group", call, str(found))
+        if self.qp_type is not QPType.UD:
+            raise cm_error(errno.EINVAL, "only a queue pair of type UD receives from groups", call, str(found))
+        return found
+
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.pd.context._forget_events(self._event_owner)
+        self._context._forget_events(self._event_owner)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name
         return f"<QP {self.qp_type.name} 0x{self.qp_num:x} {state}>"
+
+
+def _domain(creator: PD | Context, init_attr: QPInitAttr, qp_type: QPType) -> PD | XRCD:
+    """The protection domain or, of an XRC_RECV, the XRC domain that a queue pair is made in."""
+    pd = xrcd = None
+    if isinstance(init_attr, QPInitAttrEx):
+        init_attr._check()
+        pd, xrcd = init_attr.pd, init_attr.xrcd
+    if qp_type in _XRC:
+        context = creator.context if isinstance(creator, PD) else creator
+        check_kind("creator", context, Context, "create_qp")
+        check_xrc(context, f"queue pairs of type {qp_type.name}", "create_qp")
+    if qp_type is QPType.XRC_RECV:
+        if not isinstance(xrcd, XRCD):
+            text = "a queue pair of type XRC_RECV needs an XRC domain"
+            raise cm_error(errno.EINVAL, text, "create_qp", hint="QPInitAttrEx(xrcd=XRCD(context))")
+        if context.backend is not xrcd.context.backend:
+            raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+        return xrcd
+    if not isinstance(creator, PD):
+        check_kind("creator", creator, Context, "create_qp")
+        if pd is None or pd.context.backend is not creator.backend:
+            text = "no protection domain of the context"
+            raise cm_error(errno.EINVAL, text, "create_qp", hint="QPInitAttrEx(pd=PD(context))")
+        return pd
+    if pd is not None and pd is not creator:
+        raise cm_error(errno.EINVAL, "init_attr.pd is another protection domain", "create_qp")
+    return creator
+
+
+def _check_queues(attr: QPInitAttr, context: Context) -> tuple[CQ | None, CQ | None, SRQ | None]:
+    """The queues that a queue pair uses: all that its type has. The others are taken out of ``attr``."""
+    qp_type = attr.qp_type
+    if qp_type in _XRC:
+        attr.rcq = attr.srq = None
+        if qp_type is QPType.XRC_RECV:
+            attr.scq = None
+            attr.cap = QPCap(0, 0, 0, 0, 0)
+            return None, None, None
+        if attr.scq is None:
+            raise cm_error(errno.EINVAL, "a queue pair needs a completion queue", "create_qp", hint="scq")
+    elif attr.scq is None or attr.rcq is None:
+        raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
+    scq, rcq, srq = attr.scq, attr.rcq, attr.srq
+    device = context.backend
+    try:
+        for other in (scq, rcq, srq):
+            if other is not None and other.context is not context and other.context.backend is not device:
+                raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+    except AttributeError:
+        check_kind("scq", scq, CQ, "create_qp")
+        check_kind("rcq", rcq, CQ, "create_qp")
+        check_kind("srq", srq, SRQ, "create_qp")
+        raise
+    if srq is not None and srq.srq_type is not SRQType.BASIC:
+        text = "a shared receive queue of type XRC is for queue pairs of type XRC_RECV"
+        raise cm_error(errno.EINVAL, text, "create_qp")
+    return scq, rcq, srq

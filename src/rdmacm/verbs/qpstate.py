@@ -8,10 +8,11 @@ A queue pair begins in RESET, where it does nothing. The user moves it on, one `
   queue pair has no peer.
 - RTS, ready to send: requests are sent. The transition sets timeouts and retry counts.
 
-From RTS it can be halted: SQD finishes the requests in progress and starts none, so that attributes can change; RTS
-resumes. Two states follow errors: SQE, after an error of sending (never in a reliable connection), from which RTS
-recovers; and ERR, where everything posted completes with WR_FLUSH_ERR. The user may move to ERR from every state but
-RESET, and to RESET from every state. RESET drops everything without completions; it is the only way out of ERR.
+From RTS it can be halted: SQD finishes the requests in progress and starts none, so that attributes can change. Once
+they are finished (SQ_DRAINED, ``sq_draining`` is 0), RTS resumes. Two states follow errors: SQE, after an error of
+sending (never in a reliable connection), from which RTS recovers; and ERR, where everything posted completes with
+WR_FLUSH_ERR. The user may move to ERR from every state but RESET, and to RESET from every state. RESET drops everything
+without completions; it is the only way out of ERR.
 
 Each transition has attributes that it requires and attributes that it allows, by type of queue pair. Any other
 attribute is refused with EINVAL, as is a transition that is not in the table. The mask names the attributes that are
@@ -30,6 +31,7 @@ __all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "find_fault", "
 
 _S, _M = QPState, QPAttrMask
 RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
+XRC_SEND, XRC_RECV = QPType.XRC_SEND, QPType.XRC_RECV
 NONE = QPAttrMask(0)
 
 
@@ -51,11 +53,13 @@ _RELIABLE_IN = _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 _RELIABLE_OUT = _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _PATHS = _M.ALT_PATH | _M.PATH_MIG_STATE
 
-_ANY = {RC: Needs(), UC: Needs(), UD: Needs()}
+_ANY = {RC: Needs(), UC: Needs(), UD: Needs(), XRC_SEND: Needs(), XRC_RECV: Needs()}
 _RUNNING = {
     RC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _M.MIN_RNR_TIMER | _PATHS),
     UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _PATHS),
     UD: Needs(optional=_M.CUR_STATE | _M.QKEY),
+    XRC_SEND: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _PATHS),
+    XRC_RECV: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _M.MIN_RNR_TIMER | _PATHS),
 }
 
 #: (state, next state) → type → attributes.
@@ -64,24 +68,32 @@ TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
         RC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
         UC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
         UD: Needs(_ADDRESSED | _M.QKEY),
+        XRC_SEND: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
+        XRC_RECV: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.INIT): {
         RC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
         UC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
         UD: Needs(optional=_ADDRESSED | _M.QKEY),
+        XRC_SEND: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
+        XRC_RECV: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.RTR): {
         RC: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
         UC: Needs(_CONNECTED, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
         UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
+        XRC_SEND: Needs(_CONNECTED, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
+        XRC_RECV: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
     },
     (_S.RTR, _S.RTS): {
         RC: Needs(_M.SQ_PSN | _RELIABLE_OUT, _RUNNING[RC].optional),
         UC: Needs(_M.SQ_PSN, _RUNNING[UC].optional),
         UD: Needs(_M.SQ_PSN, _RUNNING[UD].optional),
+        XRC_SEND: Needs(_M.SQ_PSN | _RELIABLE_OUT, _RUNNING[XRC_SEND].optional),
+        XRC_RECV: Needs(_M.SQ_PSN | _M.TIMEOUT, _RUNNING[XRC_RECV].optional),
     },
     (_S.RTS, _S.RTS): _RUNNING,
-    (_S.RTS, _S.SQD): dict.fromkeys((RC, UC, UD), Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
+    (_S.RTS, _S.SQD): dict.fromkeys(_ANY, Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
     (_S.SQD, _S.RTS): _RUNNING,
     (_S.SQD, _S.SQD): {
         RC: Needs(
@@ -95,6 +107,16 @@ TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
         ),
         UC: Needs(optional=_M.PKEY_INDEX | _M.AV | _M.ACCESS_FLAGS | _PATHS),
         UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
+        XRC_SEND: Needs(optional=_ADDRESSED | _M.AV | _RELIABLE_OUT | _M.ACCESS_FLAGS | _PATHS),
+        XRC_RECV: Needs(
+            optional=_ADDRESSED
+            | _M.AV
+            | _M.TIMEOUT
+            | _M.MAX_DEST_RD_ATOMIC
+            | _M.MIN_RNR_TIMER
+            | _M.ACCESS_FLAGS
+            | _PATHS
+        ),
     },
     (_S.SQE, _S.RTS): {
         UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS),
@@ -109,8 +131,8 @@ for _state in _S:
 
 #: The states in which receives may be posted; in ERR they are flushed at once.
 RECV_STATES = frozenset(_S) - {_S.RESET}
-#: The states in which sends may be posted; in SQD they wait, in ERR they are flushed at once.
-SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
+#: The states in which sends may be posted; in SQD they wait, in SQE and ERR they are flushed at once.
+SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.SQE, _S.ERR})
 
 _ALL = QPAttrMask(sum(_M))
 #: Transitions without fault so far, each as type, state, next state and mask: every connection makes the same few.

@@ -70,6 +70,23 @@ class Resource:
         self._closed = False
         return made
 
+    def _replace_need(self, step: str, old: Resource, new: Resource, change: Callable[[], None]) -> None:
+        """Call ``change``, and be made of ``new`` instead of ``old`` then."""
+        key = (type(self).__name__, id(self))
+        if new is not old:
+            new._dependents.add(key)
+        try:
+            if not new._open_token:
+                raise new._closed_error(step)
+            change()
+        except BaseException:
+            if new is not old:
+                new._remove_dependent(key)
+            raise
+        if new is not old:
+            self._needs = tuple(new if need is old else need for need in self._needs)
+            old._remove_dependent(key)
+
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` has been called."""

@@ -4,52 +4,110 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rdmacm.errors import cm_error
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
-from rdmacm.verbs.backend import SRQBackend
-from rdmacm.verbs.checks import check_kind, check_number, check_srq, flags
+from rdmacm.verbs.backend import SRQBackend, XrcSRQBackend
+from rdmacm.verbs.checks import check_kind, check_number, check_srq, flags, member
+from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import DeviceCapFlag, SrqAttrMask
+from rdmacm.verbs.enums import DeviceCapFlag, SrqAttrMask, SrqInitAttrMask, SRQType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import check_recv, first, post_list
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import RecvWR
+from rdmacm.verbs.xrcd import XRCD, check_xrc
 
-__all__ = ["SRQ"]
+__all__ = ["SRQ", "SrqInitAttrEx"]
+
+
+@dataclass(slots=True)
+class SrqInitAttrEx(SrqInitAttr):
+    """``struct ibv_srq_init_attr_ex``, ibv_create_srq_ex(3): :class:`SrqInitAttr` with more fields.
+
+    A field counts if it is set, whether or not ``comp_mask`` names it.
+
+    - ``comp_mask``: a :class:`SrqInitAttrMask`.
+    - ``srq_type``: a :class:`SRQType`: BASIC or XRC.
+    - ``pd``: the protection domain, if the queue is made from a :class:`Context`.
+    - ``xrcd``, ``cq``: XRC: its XRC domain, and where its receives complete.
+    """
+
+    comp_mask: int = 0
+    srq_type: int = SRQType.BASIC
+    pd: PD | None = None
+    xrcd: XRCD | None = None
+    cq: CQ | None = None
 
 
 class SRQ(Resource):
     """A shared receive queue (``struct ibv_srq``): the queue pairs made with it take their receives from it.
 
-    ``pd``: its protection domain; ``srq_context``: the user's own object.
+    ``creator``: its protection domain, or a :class:`Context` and a :class:`SrqInitAttrEx` with ``pd``. Of type XRC, it
+    is for the queue pairs of type XRC_RECV in its XRC domain, and the peers name it by :meth:`get_srq_num`.
 
-    It cannot be closed while a queue pair uses it. EINVAL: no room for a receive, or sizes beyond the device's; ENOMEM:
-    too many shared receive queues.
+    It cannot be closed while a queue pair was made with it. EINVAL: no room for a receive, sizes beyond the device's,
+    no protection domain, no XRC domain or completion queue for type XRC, or parts of different devices; EOPNOTSUPP: a
+    type that the device lacks; ENOMEM: too many shared receive queues.
     """
 
     __slots__ = {
         "pd": "Its protection domain.",
         "srq_context": "The user's own object.",
+        "srq_type": "The :class:`SRQType`.",
+        "xrcd": "Type XRC: its XRC domain; else None.",
+        "cq": "Type XRC: where its receives complete; else None.",
         "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
         "_max_sge": "Elements in a receive.",
         "_event_owner": "The owner of its events, which refers to it weakly.",
     }
 
-    def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
+    def __init__(self, creator: PD | Context, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
         init = SrqInitAttr() if init_attr is None else init_attr
         check_kind("init_attr", init, SrqInitAttr, "create_srq")
+        extended = init if isinstance(init, SrqInitAttrEx) else SrqInitAttrEx()
+        pd = self.pd = _domain(creator, extended)
+        self.srq_type = member(SRQType, extended.srq_type, "srq_type", "create_srq")
+        self.xrcd, self.cq = (extended.xrcd, extended.cq) if self.srq_type is SRQType.XRC else (None, None)
         device = pd.context.backend
         check_srq(init.attr, device.attr)
         attr = replace(init.attr, srq_limit=0)
-        self.pd = pd
         self.srq_context = init.srq_context
         self._max_sge = attr.max_sge
-        self.backend: SRQBackend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
+        self.backend: SRQBackend
+        if self.srq_type is SRQType.XRC:
+            xrcd, cq = self._xrc_parts()
+            self.backend = self._make(
+                "create_srq", (pd, xrcd, cq), lambda: device.create_xrc_srq(pd, attr, xrcd.backend, cq.backend)
+            )
+        else:
+            self.backend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
         self._event_owner = self.backend.async_events = EventOwner(self)
+
+    def _xrc_parts(self) -> tuple[XRCD, CQ]:
+        check_xrc(self.pd.context, "shared receive queues of type XRC", "create_srq")
+        xrcd, cq = self.xrcd, self.cq
+        if xrcd is None or cq is None:
+            text = "an XRC shared receive queue needs an XRC domain and a completion queue"
+            raise cm_error(errno.EINVAL, text, "create_srq", hint="xrcd and cq")
+        check_kind("xrcd", xrcd, XRCD, "create_srq")
+        check_kind("cq", cq, CQ, "create_srq")
+        device = self.pd.context.backend
+        if xrcd.context.backend is not device or cq.context.backend is not device:
+            raise cm_error(errno.EINVAL, "its parts are of different devices", "create_srq")
+        return xrcd, cq
+
+    def get_srq_num(self) -> int:
+        """The number that peers name it by, 24 bits, ibv_get_srq_num(3). EINVAL: it is not of type XRC."""
+        if self._closed:
+            raise self._closed_error("get_srq_num")
+        if self.srq_type is not SRQType.XRC:
+            raise cm_error(errno.EINVAL, "only a queue of type XRC has a number", "get_srq_num")
+        backend: XrcSRQBackend = self.backend  # type: ignore[assignment]
+        return backend.srq_num
 
     @property
     def context(self) -> Context:
@@ -68,18 +126,23 @@ class SRQ(Resource):
     def modify(self, attr: SrqAttr, comp_mask: int) -> None:
         """Set the attributes that ``comp_mask`` (a :class:`SrqAttrMask`) names, ibv_modify_srq(3).
 
-        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED; MAX_WR resizes the queue. If fewer receives are queued
-        already, the next message raises the event, also when it finds the queue empty. EINVAL: ``srq_limit`` is above
-        ``max_wr``; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``, as in those
-        of the software devices). Nothing is modified then.
+        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED. If fewer receives are queued already, the next message
+        raises the event, also when it finds the queue empty. MAX_WR resizes the queue; the receives in it are kept.
+        EINVAL: ``srq_limit``, or the number of receives in the queue, is above ``max_wr``; ``max_wr`` is beyond the
+        device's; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``). Nothing is
+        modified then.
         """
         if self._closed:
             raise self._closed_error("modify_srq")
         mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
         check_kind("attr", attr, SrqAttr, "modify_srq")
-        if mask & SrqAttrMask.MAX_WR and not self.pd.context.backend.attr.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
-            hint = "SrqAttrMask.LIMIT alone, or a new queue"
-            raise cm_error(errno.EINVAL, "the device does not resize shared receive queues", "modify_srq", hint=hint)
+        if mask & SrqAttrMask.MAX_WR:
+            device = self.pd.context.backend.attr
+            if not device.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
+                hint = "SrqAttrMask.LIMIT alone, or a new queue"
+                text = "the device does not resize shared receive queues"
+                raise cm_error(errno.EINVAL, text, "modify_srq", hint=hint)
+            check_number("max_wr", attr.max_wr, 1, device.max_srq_wr, "modify_srq")
         if mask & SrqAttrMask.LIMIT:
             most = attr.max_wr if mask & SrqAttrMask.MAX_WR else self.backend.query().max_wr
             check_number("srq_limit", attr.srq_limit, 0, most, "modify_srq")
@@ -97,3 +160,19 @@ class SRQ(Resource):
 
     def __repr__(self) -> str:
         return f"<SRQ {self.pd.context.name}{' closed' if self._closed else ''}>"
+
+
+def _domain(creator: PD | Context, init_attr: SrqInitAttrEx) -> PD:
+    """The protection domain that a shared receive queue is made in."""
+    flags(SrqInitAttrMask, init_attr.comp_mask, "comp_mask", "create_srq")
+    if init_attr.srq_type == SRQType.TM or init_attr.comp_mask & SrqInitAttrMask.TM:
+        raise cm_error(errno.EOPNOTSUPP, "the device has no tag matching", "create_srq", hint="SRQType.BASIC or XRC")
+    pd = init_attr.pd
+    if isinstance(creator, PD):
+        if pd is not None and pd is not creator:
+            raise cm_error(errno.EINVAL, "init_attr.pd is another protection domain", "create_srq")
+        return creator
+    check_kind("creator", creator, Context, "create_srq")
+    if not isinstance(pd, PD) or pd.context.backend is not creator.backend:
+        raise cm_error(errno.EINVAL, "no protection domain of the context", "create_srq", hint="SrqInitAttrEx(pd=PD)")
+    return pd

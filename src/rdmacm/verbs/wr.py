@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import SendFlag, WROpcode
 
-__all__ = ["SGE", "AddressHandle", "RecvWR", "SendWR"]
+__all__ = [
+    "SGE",
+    "AddressHandle",
+    "MWBind",
+    "MWBindInfo",
+    "MemoryRegion",
+    "MemoryWindow",
+    "RecvWR",
+    "SendWR",
+    "inc_rkey",
+]
 
 
 class AddressHandle(Protocol):
@@ -18,6 +29,62 @@ class AddressHandle(Protocol):
     @property
     def attr(self) -> AHAttr:
         """The address vector."""
+
+
+class MemoryRegion(Protocol):
+    """The region of a bind, as a device sees it; :class:`rdmacm.verbs.MR` is it."""
+
+    @property
+    def backend(self) -> Any:
+        """The provider's object."""
+
+
+class MemoryWindow(Protocol):
+    """The window of a bind, as a device sees it; :class:`rdmacm.verbs.MW` is it."""
+
+    @property
+    def backend(self) -> Any:
+        """The provider's object."""
+
+    @property
+    def rkey(self) -> int:
+        """Its key, 32 bits."""
+
+
+def inc_rkey(rkey: int) -> int:
+    """The key with its lower 8 bits one greater, ibv_inc_rkey(3): one that a window may be bound with next."""
+    return rkey & 0xFFFFFF00 | rkey + 1 & 0xFF
+
+
+@dataclass(slots=True)
+class MWBindInfo:
+    """``struct ibv_mw_bind_info``, ibv_bind_mw(3): what a memory window is bound to.
+
+    - ``mr``: the region, which allows MW_BIND; None, or any region, where ``length`` is 0.
+    - ``addr``: the address of the window's first byte, 64 bits: ``mr.addr``, or more.
+    - ``length``: its length in bytes; 0 takes its region away from a window of type 1.
+    - ``mw_access_flags``: an :class:`AccessFlag`: what the peer may do. REMOTE_WRITE and REMOTE_ATOMIC require
+      LOCAL_WRITE of the region. With ZERO_BASED, of type 2 only, the peer's addresses count from the window's start.
+    """
+
+    mr: MemoryRegion | None
+    addr: int
+    length: int
+    mw_access_flags: int
+
+
+@dataclass(slots=True)
+class MWBind:
+    """``struct ibv_mw_bind``, ibv_bind_mw(3): a work request for :meth:`QP.bind_mw`.
+
+    - ``bind_info``: what to bind the window to.
+    - ``send_flags``: a :class:`SendFlag`: FENCE, SIGNALED.
+    - ``wr_id``: the user's number: comes back as ``wc.wr_id``.
+    """
+
+    bind_info: MWBindInfo
+    send_flags: int = 0
+    wr_id: int = 0
 
 
 class SGE:
@@ -42,26 +109,39 @@ class SendWR:
     - ``wr_id``: the user's number: comes back as ``wc.wr_id``.
     - ``opcode``: the operation.
     - ``sg``: ``sg_list``: the memory to send from, or for READ and atomics the memory to write to. With
-      ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once.
+      ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once. 8 bytes for atomics
+      and ATOMIC_WRITE, none for FLUSH.
     - ``send_flags``: a :class:`~rdmacm.verbs.SendFlag`.
     - ``imm_data``: the immediate data, 32 bits, as a number; C has it in network order.
     - ``remote_addr``, ``rkey``: ``wr.rdma`` and ``wr.atomic``: the peer's memory, an address of 64 bits and its key of
-      32 bits.
+      32 bits. FLUSH and ATOMIC_WRITE use them as well; C has these two in ibv_wr_post(3) only.
     - ``compare_add``, ``swap``: ``wr.atomic``: the operands, 64 bits each.
-    - ``invalidate_rkey``: the peer's key that SEND_WITH_INV revokes, 32 bits.
+    - ``invalidate_rkey``: the key that SEND_WITH_INV revokes at the peer, and LOCAL_INV on this side, 32 bits.
+    - ``mw``, ``bind_info``: ``bind_mw``: the window that BIND_MW binds, and to what. ``rkey`` is the window's new key:
+      its present one with other lower 8 bits (:func:`inc_rkey`).
+    - ``flush_length``, ``flush_type``, ``flush_level``: ``len``, ``type`` and ``level`` of ibv_wr_flush(): how many
+      bytes of the peer's memory, 0 to 2**31, the :class:`~rdmacm.verbs.PlacementType` and the
+      :class:`~rdmacm.verbs.SelectivityLevel`.
     - ``ah``, ``remote_qpn``, ``remote_qkey``: ``wr.ud``: a datagram's destination, with its queue pair number (24 bits)
       and Q_Key (32 bits).
+    - ``remote_srqn``: ``qp_type.xrc``: XRC_SEND: the number of the peer's shared receive queue (24 bits).
     """
 
     __slots__ = (
         "ah",
+        "bind_info",
         "compare_add",
+        "flush_length",
+        "flush_level",
+        "flush_type",
         "imm_data",
         "invalidate_rkey",
+        "mw",
         "opcode",
         "remote_addr",
         "remote_qkey",
         "remote_qpn",
+        "remote_srqn",
         "rkey",
         "send_flags",
         "sg",
@@ -82,9 +162,15 @@ class SendWR:
         compare_add: int = 0,
         swap: int = 0,
         invalidate_rkey: int = 0,
+        flush_length: int = 0,
+        flush_type: int = 0,
+        flush_level: int = 0,
         ah: AddressHandle | None = None,
         remote_qpn: int = 0,
         remote_qkey: int = 0,
+        mw: MemoryWindow | None = None,
+        bind_info: MWBindInfo | None = None,
+        remote_srqn: int = 0,
     ) -> None:
         self.wr_id = wr_id
         self.opcode = opcode
@@ -96,9 +182,15 @@ class SendWR:
         self.compare_add = compare_add
         self.swap = swap
         self.invalidate_rkey = invalidate_rkey
+        self.flush_length = flush_length
+        self.flush_type = flush_type
+        self.flush_level = flush_level
         self.ah = ah
         self.remote_qpn = remote_qpn
         self.remote_qkey = remote_qkey
+        self.mw = mw
+        self.bind_info = bind_info
+        self.remote_srqn = remote_srqn
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
         """Set the peer's memory of an RDMA READ or WRITE."""
@@ -108,9 +200,23 @@ class SendWR:
         """Set the peer's memory of an atomic, and its operands."""
         self.rkey, self.remote_addr, self.compare_add, self.swap = rkey, addr, compare_add, swap
 
+    def set_wr_flush(self, rkey: int, addr: int, length: int, type: int, level: int) -> None:
+        """Set the peer's memory of a FLUSH, its placement type and selectivity level; the order is ibv_wr_flush()'s."""
+        self.rkey, self.remote_addr = rkey, addr
+        self.flush_length, self.flush_type, self.flush_level = length, type, level
+
     def set_wr_ud(self, ah: AddressHandle, rqpn: int, rqkey: int) -> None:
         """Set the destination of a datagram."""
         self.ah, self.remote_qpn, self.remote_qkey = ah, rqpn, rqkey
+
+    def set_qp_type_xrc(self, remote_srqn: int) -> None:
+        """Set the number of the peer's shared receive queue, on a queue pair of type XRC_SEND."""
+        self.remote_srqn = remote_srqn
+
+    def set_bind_wr(self, mw: MemoryWindow, bind_info: MWBindInfo, rkey: int | None = None) -> None:
+        """Set the window to bind, what to bind it to, and its new key; None for the next one (:func:`inc_rkey`)."""
+        self.mw, self.bind_info = mw, bind_info
+        self.rkey = inc_rkey(mw.rkey) if rkey is None else rkey
 
 
 class RecvWR:

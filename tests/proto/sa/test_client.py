@@ -16,6 +16,7 @@ from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, RmppType, Sender
 from support import sa_vectors
+from support.examples import MANY_EXAMPLES
 from support.rows import for_each
 
 SM = MadAddress(lid=1)
@@ -429,7 +430,7 @@ def damaged(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
     return changes, draw(st.binary(max_size=SEGMENT_SIZE + 10))
 
 
-@settings(max_examples=300)
+@settings(max_examples=MANY_EXAMPLES)
 @given(st.booleans(), st.lists(st.one_of(damaged(), st.binary(max_size=400)), max_size=20))
 def test_arbitrary_mads_do_not_raise(reassembles: bool, arriving: list[Any]) -> None:
     client = SaClient(Random(1), reassembles=reassembles, max_size=2000)

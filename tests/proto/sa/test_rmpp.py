@@ -21,6 +21,7 @@ from rdmacm.proto.sa.rmpp import (
     Sender,
     describe_rmpp,
 )
+from support.examples import MANY_EXAMPLES
 from support.rows import for_each
 
 ACTIVE, FIRST, LAST = RmppFlag
@@ -310,7 +311,7 @@ headers = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=MANY_EXAMPLES)
 @given(st.lists(st.tuples(headers, st.binary(max_size=210), st.floats(0, 12)), max_size=30))
 def test_arbitrary_headers_do_not_raise(inputs: list[tuple[RmppHeader, bytes, float]]) -> None:
     sender, receiver = Sender(bytes(5000), 0.0), Receiver(10.0, max_size=2000)

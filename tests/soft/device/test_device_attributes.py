@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from rdmacm.soft.ib.ports import IbDevice
 from rdmacm.testing import Fabric
 from rdmacm.verbs import (
     CQ,
+    MR,
     PD,
     QP,
     SRQ,
@@ -33,6 +35,7 @@ from rdmacm.verbs import (
     PortState,
     QPCap,
     QPInitAttr,
+    ReregMRFlag,
     SrqAttr,
     SrqInitAttr,
 )
@@ -47,6 +50,19 @@ _DEVICE = """fw_ver node_guid sys_image_guid max_mr_size page_size_cap vendor_id
 _PORT = """state max_mtu active_mtu gid_tbl_len port_cap_flags max_msg_sz bad_pkey_cntr qkey_viol_cntr pkey_tbl_len
     lid sm_lid lmc max_vl_num sm_sl subnet_timeout init_type_reply active_width active_speed phys_state link_layer flags
     port_cap_flags2"""
+_DEVICE_EX = """orig_attr comp_mask odp_caps completion_timestamp_mask hca_core_clock device_cap_flags_ex tso_caps
+    rss_caps max_wq_type_rq packet_pacing_caps raw_packet_caps tm_caps cq_mod_caps max_dm_size pci_atomic_caps
+    xrc_odp_caps phys_port_cnt_ex"""
+_CAPS = {
+    "odp_caps": "general_caps rc_odp_caps uc_odp_caps ud_odp_caps xrc_odp_caps",
+    "tso_caps": "max_tso supported_qpts",
+    "rss_caps": "supported_qpts max_rwq_indirection_tables max_rwq_indirection_table_size rx_hash_fields_mask "
+    "rx_hash_function",
+    "packet_pacing_caps": "qp_rate_limit_min qp_rate_limit_max supported_qpts",
+    "tm_caps": "max_rndv_hdr_size max_num_tags flags max_ops max_sge",
+    "cq_mod_caps": "max_cq_count max_cq_period",
+    "pci_atomic_caps": "fetch_add swap compare_swap",
+}
 #: The capabilities that ibv_devinfo(1) shows for 0x01223C76.
 _CAPABILITIES = """BAD_PKEY_CNTR BAD_QKEY_CNTR AUTO_PATH_MIG CHANGE_PHY_PORT UD_AV_PORT_ENFORCE PORT_ACTIVE_EVENT
     SYS_IMAGE_GUID RC_RNR_NAK_GEN SRQ_RESIZE MEM_WINDOW MEM_MGT_EXTENSIONS MEM_WINDOW_TYPE_2B"""
@@ -75,6 +91,16 @@ def test_every_field_of_c() -> None:
     )
 
 
+def test_capabilities_beyond_32_bits() -> None:
+    """rdma_rxe has FLUSH_PERSISTENT too, which no memory here can be registered for."""
+    with opened() as context:
+        attr = context.query_device()
+        beyond = DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE
+        assert attr.device_cap_flags_ex == attr.device_cap_flags | beyond
+        assert attr.device_cap_flags < 1 << 32
+    assert IbDevice("ib0").attr.device_cap_flags_ex == 0
+
+
 def test_device() -> None:
     with opened() as context:
         attr = context.query_device()
@@ -85,13 +111,16 @@ def test_device() -> None:
     assert (attr.page_size_cap, attr.local_ca_ack_delay, attr.phys_port_cnt) == (0xFFFFF000, 15, 1)
     assert (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom, attr.atomic_cap) == (128, 128, AtomicCap.HCA)
     # What this device lacks.
-    zero = [name for name in C_DEVICE if name.startswith(("max_ee", "max_rdd", "max_raw", "max_mcast", "max_fmr"))]
-    assert {name: getattr(attr, name) for name in [*zero, "max_mw", "max_map_per_fmr"]} == dict.fromkeys(
-        [*zero, "max_mw", "max_map_per_fmr"], 0
+    zero = [name for name in C_DEVICE if name.startswith(("max_ee", "max_rdd", "max_raw", "max_fmr"))]
+    assert {name: getattr(attr, name) for name in [*zero, "max_map_per_fmr"]} == dict.fromkeys(
+        [*zero, "max_map_per_fmr"], 0
     )
-    lacking = DeviceCapFlag.SRQ_RESIZE | DeviceCapFlag.XRC | DeviceCapFlag.MEM_WINDOW | DeviceCapFlag.AUTO_PATH_MIG
-    assert not attr.device_cap_flags & lacking
-    assert attr.max_total_mcast_qp_attach == 0
+    assert attr.device_cap_flags & DeviceCapFlag.SRQ_RESIZE
+    assert not attr.device_cap_flags & (DeviceCapFlag.MEM_WINDOW_TYPE_2A | DeviceCapFlag.AUTO_PATH_MIG)
+    assert DeviceCapFlag.XRC in attr.device_cap_flags
+    assert DeviceCapFlag.MEM_WINDOW | DeviceCapFlag.MEM_WINDOW_TYPE_2B in attr.device_cap_flags
+    assert attr.max_mw == 1 << 16
+    assert (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) == (1024, 1024, 1 << 20)
 
 
 def test_guid_follows_the_hardware_address() -> None:
@@ -123,7 +152,7 @@ def test_port() -> None:
 
 @pytest.mark.parametrize(
     ("speed", "codes"),
-    [(0, (0, 0)), (1000, (1, 1)), (25_000, (1, 32)), (100_000, (2, 32)), (400_000, (2, 128)), (1_600_000, (4, 128))],
+    [(0, (1, 1)), (1000, (1, 1)), (25_000, (1, 32)), (100_000, (2, 32)), (400_000, (2, 128)), (1_600_000, (4, 128))],
 )
 def test_speed_of_the_link(speed: int, codes: tuple[int, int]) -> None:
     with opened(speed=speed) as context:
@@ -164,6 +193,23 @@ def test_sizes_are_enforced() -> None:
         refused(lambda: CQ(context, attr.max_cqe + 1), errno.EINVAL)
 
 
+@pytest.mark.parametrize("flag", [AccessFlag.ON_DEMAND, AccessFlag.HUGETLB])
+def test_regions_are_not_paged_on_demand(flag: AccessFlag) -> None:
+    with opened() as context, PD(context) as pd:
+        refused(lambda: MR(pd, bytearray(8), flag), errno.EOPNOTSUPP)
+        refused(lambda: MR(pd, bytearray(8), flag | AccessFlag.LOCAL_WRITE), errno.EOPNOTSUPP)
+
+
+def test_access_that_a_region_cannot_have_cannot_be_given_later() -> None:
+    buffer = bytearray(8)
+    with opened() as context, PD(context) as pd, MR(pd, buffer, AccessFlag.LOCAL_WRITE) as mr:
+        for flag in (AccessFlag.FLUSH_PERSISTENT, AccessFlag.ZERO_BASED, AccessFlag.ON_DEMAND, AccessFlag.HUGETLB):
+            code = errno.EINVAL if flag is AccessFlag.FLUSH_PERSISTENT else errno.EOPNOTSUPP
+            refused(partial(mr.rereg, ReregMRFlag.CHANGE_ACCESS, access=flag), code)
+            refused(partial(mr.rereg, ReregMRFlag(7), pd, bytearray(4), access=flag), code)
+            assert (mr.access, mr.length, mr.buf.obj) == (AccessFlag.LOCAL_WRITE, 8, buffer)
+
+
 def test_numbers_are_enforced(pair: Pair) -> None:
     """Those of queue pairs and regions; the others have no limit."""
     unlimited = {name for name in C_DEVICE if getattr(SOFT_DEVICE_ATTR, name) == UNLIMITED}
@@ -184,3 +230,21 @@ def test_device_without_driver() -> None:
     assert (attr.node_guid, attr.vendor_id, attr.fw_ver) == (0x1234, 0, "")
     assert (attr.max_qp, attr.max_cq, attr.max_mr, attr.max_srq) == (0, 0, 0, 0)
     assert (attr.max_qp_rd_atom, attr.atomic_cap, attr.device_cap_flags) == (128, AtomicCap.NONE, 0)
+
+
+def test_extended_attributes() -> None:
+    """Every field of ``struct ibv_device_attr_ex`` and of the structures in it: 0 for what rdma_rxe lacks, too."""
+    with opened() as context:
+        found = context.query_device_ex()
+        assert found.orig_attr == context.query_device()
+        assert found.device_cap_flags_ex & 0xFFFFFFFF == found.orig_attr.device_cap_flags
+        with pytest.raises(RdmaError) as raised:
+            context.query_rt_values_ex(1)
+    assert raised.value.errno == errno.EOPNOTSUPP
+    assert (found.phys_port_cnt_ex, found.comp_mask, found.xrc_odp_caps) == (1, 0, 0)
+    assert [name for name in _DEVICE_EX.split() if not hasattr(found, name)] == []
+    numbers = ("completion_timestamp_mask", "hca_core_clock", "max_wq_type_rq", "raw_packet_caps", "max_dm_size")
+    assert [getattr(found, name) for name in numbers] == [0] * 5
+    for name, members in _CAPS.items():
+        caps = getattr(found, name)
+        assert {field.name: getattr(caps, field.name) for field in fields(caps)} == dict.fromkeys(members.split(), 0)

@@ -54,6 +54,12 @@ class PlainEngine(QPEngine):
     def set_min_rnr_timer(self, code: int) -> None:
         pass
 
+    def set_max_dest_rd_atomic(self, count: int) -> None:
+        pass
+
+    def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
+        pass
+
     def post_send(self, work: SendWork) -> None:
         self.sends.append(work)
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import random
+import threading
 
 import pytest
 
@@ -20,7 +21,7 @@ PD, OTHER = object(), object()
 
 
 def table() -> MemoryTable:
-    return MemoryTable(random.Random(1))
+    return MemoryTable(random.Random(1), threading.RLock())
 
 
 def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> SoftMR:
@@ -116,20 +117,38 @@ def test_deregistration_revokes_the_keys() -> None:
     assert len(memory) == 0
 
 
-def test_invalidated_region_stays_registered_locally() -> None:
+def test_region_is_not_invalidated() -> None:
     memory = table()
     found = region(memory, bytearray(10))
     remote = RemoteMemory(memory, PD)
-    assert not RemoteMemory(memory, OTHER).invalidate(found.rkey)
-    assert not remote.invalidate(found.rkey ^ 1)
-    assert remote.invalidate(found.rkey)
-    assert remote.remote(found.rkey, found.addr, 1, READ) is None
-    assert memory.local(PD, found.lkey, found.addr, 1, True) is not None
+    assert not remote.invalidate(found.rkey)
+    assert remote.remote(found.rkey, found.addr, 1, READ) is not None
+
+
+def test_region_changes_and_keeps_its_keys() -> None:
+    memory = table()
+    found = region(memory, bytearray(10), LOCAL | READ)
+    remote, other = RemoteMemory(memory, PD), RemoteMemory(memory, OTHER)
+    key, addr = found.rkey, found.addr
+    found.rereg(OTHER, None, None)
+    assert remote.remote(key, addr, 10, READ) is None
+    assert other.remote(key, addr, 10, READ) is not None
+    found.rereg(None, None, LOCAL | WRITE)
+    assert other.remote(key, addr, 10, READ) is None
+    assert other.remote(key, addr, 10, WRITE) is not None
+    buffer = bytearray(20)
+    found.rereg(PD, memoryview(buffer), None)
+    assert (found.rkey, found.length) == (key, 20)
+    assert remote.remote(key, addr, 10, WRITE) is None
+    view = remote.remote(key, found.addr + 10, 10, WRITE)
+    assert view is not None
+    view[:] = b"new memory"
+    assert buffer[10:] == b"new memory"
 
 
 def test_key_of_a_deregistered_region_comes_back_after_many_others() -> None:
     numbers = random.Random(1)
-    memory = MemoryTable(numbers)
+    memory = MemoryTable(numbers, threading.RLock())
     first = region(memory, bytearray(8))
     first.dereg()
     draws = iter([first.rkey, 77])

@@ -10,11 +10,21 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.soft.device.queue_pair import SoftQP
-from rdmacm.verbs.enums import AccessFlag, QPState, SendFlag, WROpcode
+from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.enums import (
+    AccessFlag,
+    PlacementType,
+    QPAttrMask,
+    QPState,
+    SelectivityLevel,
+    SendFlag,
+    WROpcode,
+)
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import ALL, Connected, Pair, sge, to_init, told
 
 INLINE, SIGNALED = SendFlag.INLINE, SendFlag.SIGNALED
+FLUSH = AccessFlag.FLUSH_GLOBAL
 
 
 def state_names(left: SoftQP, right: SoftQP) -> list[str]:
@@ -119,6 +129,63 @@ def test_reads_and_atomics_return_the_remote_memory(pair: Pair) -> None:
     assert [inbox.view[70_000], inbox.view[70_008], counter.view[0]] == [40, 42, 7]
 
 
+def test_flush_and_atomic_write(pair: Pair) -> None:
+    ends = Connected(pair)
+    for qp in (ends.left, ends.right):
+        qp.modify(QPAttr(qp_access_flags=ALL | FLUSH), QPAttrMask.ACCESS_FLAGS)
+    target, value = pair.b.region(64, ALL | FLUSH), pair.a.region(b"8 bytes!")
+    flushes = [SendWR(1, WROpcode.FLUSH), SendWR(2, WROpcode.FLUSH)]
+    flushes[0].set_wr_flush(target.rkey, target.addr, 64, PlacementType.GLOBAL, SelectivityLevel.RANGE)
+    flushes[1].set_wr_flush(target.rkey, 0, 0, PlacementType.GLOBAL, SelectivityLevel.MR)
+    writes = [
+        SendWR(3, WROpcode.ATOMIC_WRITE, [sge(value)]),
+        SendWR(4, WROpcode.ATOMIC_WRITE, [b"inline!!"], INLINE | SIGNALED),
+    ]
+    writes[0].set_wr_rdma(target.rkey, target.addr)
+    writes[1].set_wr_rdma(target.rkey, target.addr + 8)
+    ends.left.post_send([*flushes, *writes])
+    assert [(wc.wr_id, wc.status.name, wc.opcode.name, wc.byte_len) for wc in ends.at_left(4)] == [
+        (1, "SUCCESS", "FLUSH", 64),
+        (2, "SUCCESS", "FLUSH", 0),
+        (3, "SUCCESS", "ATOMIC_WRITE", 8),
+        (4, "SUCCESS", "ATOMIC_WRITE", 8),
+    ]
+    assert bytes(target.view[:17]) == b"8 bytes!inline!!\0"
+
+
+def test_memory_is_never_persistent(pair: Pair) -> None:
+    for access in (FLUSH | AccessFlag.FLUSH_PERSISTENT, AccessFlag.FLUSH_PERSISTENT):
+        with pytest.raises(RdmaError, match="the memory is not persistent") as raised:
+            pair.a.region(8, ALL | access)
+        assert raised.value.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize("fault", ["key", "deregistered", "another domain"])
+def test_flush_of_a_whole_region_needs_its_key(pair: Pair, fault: str) -> None:
+    """It names no range, so nothing but the key and the permission can refuse it."""
+    ends = Connected(pair)
+    ends.right.modify(QPAttr(qp_access_flags=ALL | FLUSH), QPAttrMask.ACCESS_FLAGS)
+    region = pair.b.region(64, ALL | FLUSH)
+    rkey = region.rkey ^ (fault == "key")
+    if fault == "deregistered":
+        region.dereg()
+    elif fault == "another domain":
+        region.dereg()
+        rkey = pair.b.device.reg_mr(object(), memoryview(bytearray(8)), ALL | FLUSH).rkey
+    ends.left.post_send([SendWR(1, WROpcode.FLUSH, flush_type=1, flush_level=1, rkey=rkey)])
+    assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR")]
+    assert state_names(ends.left, ends.right) == ["ERR", "ERR"]
+
+
+def test_atomic_write_of_other_memory_is_a_local_error(pair: Pair) -> None:
+    ends = Connected(pair)
+    target = pair.b.region(64)
+    wr = SendWR(1, WROpcode.ATOMIC_WRITE, [SGE(target.addr, 8, 1)], remote_addr=target.addr, rkey=target.rkey)
+    ends.left.post_send([wr])
+    assert told(ends.at_left()) == [(1, "LOC_PROT_ERR")]
+    assert not any(target.view)
+
+
 def test_everything_arrives_despite_loss(pair: Pair) -> None:
     ends = Connected(pair)
     dice = random.Random(5)
@@ -196,6 +263,25 @@ def test_revoked_region_is_read_no_further(pair: Pair) -> None:
     assert state_names(ends.left, ends.right) == ["ERR", "ERR"]
 
 
+@pytest.mark.parametrize("change", ["domain", "buffer", "access", "deregistered"])
+def test_posted_receives_keep_the_memory_of_a_region_that_changes(pair: Pair, change: str) -> None:
+    ends, old, new = Connected(pair), bytearray(8), bytearray(8)
+    inbox, outbox = pair.b.region(old), pair.a.region(b"message!")
+    ends.right.post_recv([RecvWR(7, [sge(inbox)])])
+    if change == "deregistered":
+        inbox.dereg()
+    else:
+        domain, view = object() if change == "domain" else None, memoryview(new) if change == "buffer" else None
+        inbox.rereg(domain, view, AccessFlag(0) if change == "access" else None)
+    ends.left.post_send([SendWR(3, sg=[sge(outbox)])])
+    assert (told(ends.at_right()), told(ends.at_left())) == ([(7, "SUCCESS")], [(3, "SUCCESS")])
+    assert (bytes(old), bytes(new)) == (b"message!", bytes(8))
+    if change in ("domain", "access"):
+        ends.right.post_recv([RecvWR(8, [sge(inbox)])])
+        ends.left.post_send([SendWR(4, sg=[sge(outbox)])])
+        assert (told(ends.at_right()), told(ends.at_left())) == ([(8, "LOC_QP_OP_ERR")], [(4, "REM_OP_ERR")])
+
+
 def bad_element(pair: Pair, wrong: str) -> SGE:
     """A scatter/gather element of host ``a`` that READ may not use."""
     pd = pair.a.pd
@@ -270,16 +356,6 @@ def test_message_longer_than_its_receive_fails_both_ends(pair: Pair) -> None:
     ends.left.post_send([SendWR(2, sg=[sge(outbox)])])
     assert told(ends.at_right()) == [(1, "LOC_LEN_ERR")]
     assert told(ends.at_left()) == [(2, "REM_INV_REQ_ERR")]
-
-
-def test_send_with_invalidate_revokes_the_key(pair: Pair) -> None:
-    ends = Connected(pair)
-    target, outbox = pair.b.region(16), pair.a.region(b"x")
-    ends.right.post_recv([RecvWR(1)])
-    ends.left.post_send([SendWR(1, WROpcode.SEND_WITH_INV, invalidate_rkey=target.rkey)])
-    assert [wc.invalidated_rkey for wc in ends.at_right()] == [target.rkey]
-    ends.left.post_send([SendWR(2, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)])
-    assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "REM_ACCESS_ERR")]
 
 
 def test_send_is_retried_until_a_receive_is_posted(pair: Pair) -> None:

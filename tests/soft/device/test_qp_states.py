@@ -13,18 +13,7 @@ from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import EventType, Mtu, QPAttrMask, QPState, QPType, SrqAttrMask, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
-from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
-
-
-class Heard(list[EventType]):
-    """The asynchronous events of an object, in order."""
-
-    post = list.append
-
-
-def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
-    mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
-    qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
+from support.softdev import Connected, Heard, Pair, modify_state, sge, to_init, to_rtr, to_rts, told
 
 
 def refused(code: int, bad_wr: object = None) -> pytest.RaisesExc[RdmaError]:
@@ -228,9 +217,9 @@ def test_child_may_not_use_the_parents_queue_pairs(pair: Pair) -> None:
     assert len(pair.net.sent) == sent
 
 
-def test_only_rc_is_supported(pair: Pair) -> None:
+def test_raw_packets_are_not_supported(pair: Pair) -> None:
     with refused(errno.EOPNOTSUPP):
-        pair.a.device.create_qp(1, QPType.UD, QPCap(), False, pair.a.cq(), pair.a.cq(), None)
+        pair.a.device.create_qp(1, QPType.RAW_PACKET, QPCap(), False, pair.a.cq(), pair.a.cq(), None)
 
 
 # -- shared receive queues --------------------------------------------------------------------------------

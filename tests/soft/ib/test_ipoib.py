@@ -18,6 +18,7 @@ from rdmacm import (
     RaiFlag,
     RdmaError,
     SockAddrIB,
+    UdParam,
     connect,
     explain,
     getaddrinfo,
@@ -301,6 +302,28 @@ class TestQKey:
             with pytest.raises(RdmaError, match="knows no group ff12:401b:8001::ffff:ffff") as unknown:
                 cmid.init_qp_attr(QPState.INIT)
             assert unknown.value.errno == errno.EADDRNOTAVAIL
+
+    def test_groups_of_the_port_space_are_those_of_ipoib(self, host: Host) -> None:
+        """They have the MGID of IPoIB, and the broadcast group's Q_Key."""
+        with host.id(PortSpace.IPOIB) as cmid:
+            cmid.bind_addr(("10.9.0.1", 0))
+            cmid.join_multicast(("239.1.2.3", 0))
+            assert cmid.event is not None
+            param = cmid.event.param
+            assert isinstance(param, UdParam)
+            assert param.ah_attr.gr.dgid == Gid("ff12:401b:ffff::f01:203")
+            with host.id(PortSpace.IPOIB) as other:
+                other.bind_addr(("10.9.0.1", 0))
+                other.join_multicast(("239.1.2.3", 0))
+            assert host.subnet.sa.members(param.ah_attr.gr.dgid)
+            assert param.qkey == 0xB1B
+
+    def test_group_of_a_partition_without_a_broadcast_group(self, host: Host) -> None:
+        with host.id(PortSpace.IPOIB) as cmid:
+            cmid.bind_addr(("10.8.0.1", 0))
+            with pytest.raises(RdmaError, match="knows no group") as refused:
+                cmid.join_multicast(("239.1.2.3", 0))
+            assert refused.value.errno == errno.EADDRNOTAVAIL
 
 
 class TestNames:

@@ -1,4 +1,4 @@
-"""A process that owns several slots of a port: its packets, multicast, and what is left when it ends."""
+"""A process that owns several slots of a port: its packets, and what is left when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, position_of
@@ -98,22 +97,6 @@ def test_train_for_several_slots_of_a_process_is_not_split(wire: UdpWire, worker
     assert received(a | 7, a | 8, b | 9) == [[a | 7, a | 8, b | 9]]
     assert received(a | 7, theirs << 12 | 7, b | 9) == [[a | 7], [b | 9]]
     assert len(other.collect(1)) == 1
-
-
-def test_multicast_packet_is_taken_once(wire: UdpWire) -> None:
-    wire.claim_slot()
-    group = socket.inet_aton("239.1.2.3") + socket.inet_aton("127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
-        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, group[4:])
-        sender.sendto(packet(MULTICAST_QPN, b"all ") + bytes(4), ("239.1.2.3", wire.port))
-    wire.send(wire.route(HERE), (packet(wire.slots[1] << 12 | 7, b"end "), bytes(4)))
-    found: list[bytes] = []
-    while not found or found[-1] != b"end ":
-        found += [each.body[12:] for each in collect(wire, 1)]
-    assert found.count(b"all ") <= 1
-    assert b"all " in found or collect(wire, 1)[0].body[12:] == b"all "
-    assert not wire.receive()
 
 
 def test_slots_of_a_killed_process_are_reused(wire: UdpWire, worker: Callable[[], Worker]) -> None:

@@ -23,6 +23,7 @@ from support.wires import Packet, collect, free_port, packed, packet, path, seal
 LOOPBACKS = ("127.0.0.1", "::1")
 
 _IP_RECVTOS, _IPV6_RECVTCLASS = 13, 66
+_IP_RECVTTL, _IPV6_RECVHOPLIMIT = 12, 51
 _NO_CHECKSUM = {False: (socket.SOL_SOCKET, 11), True: (17, 101)}  # SO_NO_CHECK, UDP_NO_CHECK6_TX
 
 OpenWire: TypeAlias = Callable[..., UdpWire]
@@ -293,13 +294,15 @@ class TestTwoHosts:
             assert answer.remote[0] == route.remote_host
 
     @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
-    def test_traffic_class_is_set_in_the_ip_header(self, net: TwoHosts, family: str) -> None:
+    def test_traffic_class_and_hop_limit_are_set_in_the_ip_header(self, net: TwoHosts, family: str) -> None:
         inet = socket.AF_INET if family == "ipv4" else socket.AF_INET6
         with ExitStack() as stack, net.b.open_socket(inet, socket.SOCK_DGRAM) as receiver:
             if inet == socket.AF_INET:
-                receiver.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
+                level, tos, ttl = socket.IPPROTO_IP, _IP_RECVTOS, _IP_RECVTTL
             else:
-                receiver.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVTCLASS, 1)
+                level, tos, ttl = socket.IPPROTO_IPV6, _IPV6_RECVTCLASS, _IPV6_RECVHOPLIMIT
+            for option in (tos, ttl):
+                receiver.setsockopt(level, option, 1)
             receiver.bind(("", 4791))
             receiver.settimeout(5)
             with net.a.enter():
@@ -307,12 +310,33 @@ class TestTwoHosts:
                 stack.callback(wire.close)
                 wire.open()
             way = path(getattr(net.va, family), getattr(net.vb, family))
-            for traffic_class in (0, 0x68, 0xFC):
-                route = wire.route(way, traffic_class)
-                assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
-                _, ancillary, _, _ = receiver.recvmsg(2048, 64)
-                ((_, _, value),) = ancillary
-                assert value[0] == traffic_class
+            for traffic_class, hop_limit in ((0, 0), (0x68, 0), (0xFC, 7), (0, 255)):
+                route = wire.route(way, traffic_class, hop_limit)
+                for count in (1, 3):
+                    packets = sealed(wire, route, bodies(wire, count))
+                    assert wire.send(route, packets, len(packets[0]) if count > 1 else 0)
+                    for _ in range(count):
+                        _, ancillary, _, _ = receiver.recvmsg(2048, 64)
+                        assert sorted(value[0] for _, _, value in ancillary) == sorted((traffic_class, hop_limit or 64))
+
+    @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+    def test_traffic_class_and_hop_limit_are_reported_where_asked_for(self, net: TwoHosts, family: str) -> None:
+        with ExitStack() as stack:
+            a, b = wires(net, stack)
+            way = path(getattr(net.va, family), getattr(net.vb, family))
+            for traffic_class, hop_limit, expected in ((0x68, 7, (0, 64)), (0x68, 7, (0x68, 7)), (0, 0, (0, 64))):
+                route = a.route(way, traffic_class, hop_limit)
+                for count in (1, 3):
+                    packets = sealed(a, route, bodies(b, count))
+                    assert a.send(route, packets, len(packets[0]) if count > 1 else 0)
+                    received = 0
+                    while received < count:
+                        wait([b])
+                        for data, segment, _, local in b.receive():
+                            assert data.obj.ip_fields == expected  # type: ignore[attr-defined]
+                            assert local == way.remote
+                            received += len(data) // segment if segment else 1
+                b.report_ip_fields()
 
     def test_send_error_loses_one_packet(self, net: TwoHosts) -> None:
         with ExitStack() as stack:

@@ -223,7 +223,7 @@ class Agent:
         packed = pack_message(reply, connection.transaction_id)
         connection.reply = reply
         connection.local_guid = reply.local_ca_guid
-        connection.local_qpn = reply.local_qpn
+        connection.local_qpn = outgoing.peer_qpn(connection.request, reply)
         self._step(connection, CmTrigger.ACCEPT, now, packed=packed)
 
     def reject(

@@ -21,7 +21,7 @@ from rdmacm.proto.cm.events import (
     TimewaitExit,
     Unreachable,
 )
-from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, REP, REQ, SIDR_REP, pack_message
+from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, REP, REQ, SIDR_REP, SIDR_REQ, pack_message
 from rdmacm.proto.cm.states import Action, CmState, CmTrigger
 
 __all__ = ["REPORTS", "drep", "dreq", "mra", "peer_qpn", "refusal", "rej", "rej_stale", "rej_timeout", "sidr_rep"]
@@ -102,11 +102,12 @@ def sidr_rep(connection: CmConnection, reply: SIDR_REP) -> bytes:
     return pack_message(reply, connection.transaction_id)
 
 
-def peer_qpn(request: REQ, message: REQ | REP) -> int:
+def peer_qpn(request: REQ | SIDR_REQ, message: REQ | REP) -> int:
     """The sender's queue pair number in a REQ, or in the REP that answers ``request``; ``message`` is either."""
     # The passive side of an XRC connection has its number in the EE context field.
-    if isinstance(message, REP) and request.transport_service_type == TransportServiceType.EXTENDED:
-        return message.local_eecn
+    if isinstance(message, REP) and isinstance(request, REQ):
+        if request.transport_service_type == TransportServiceType.EXTENDED:
+            return message.local_eecn
     return message.local_qpn
 
 

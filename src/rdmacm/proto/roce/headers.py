@@ -35,12 +35,14 @@ __all__ = [
     "RETH",
     "RNR_TIMER_SECONDS",
     "ROCE_PORT",
+    "XRCETH",
     "AethType",
     "AtomicAckETH",
     "AtomicETH",
     "ImmDt",
     "NakCode",
     "RocePacket",
+    "feth_word",
     "pad_count",
     "peek",
 ]
@@ -52,6 +54,7 @@ MULTICAST_QPN = 0xFFFFFF
 
 # The fields of a BTH: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved, destination QPN; A, reserved, PSN.
 BTH_STRUCT = struct.Struct("!BBHII")
+XRCETH_STRUCT = struct.Struct("!I")
 DETH_STRUCT = struct.Struct("!II")
 BTH_DETH_STRUCT = struct.Struct("!BBHIIII")
 FETH_STRUCT = struct.Struct("!I")
@@ -59,6 +62,7 @@ RETH_STRUCT = struct.Struct("!QII")
 ATOMIC_ETH_STRUCT = struct.Struct("!QIQQ")
 AETH_STRUCT = struct.Struct("!I")
 ATOMIC_ACK_ETH_STRUCT = struct.Struct("!Q")
+IMM_DT_STRUCT = struct.Struct("!I")
 IETH_STRUCT = struct.Struct("!I")
 
 _QPN_MASK = 0xFFFFFF
@@ -142,6 +146,26 @@ class BTH:
 
 
 @dataclass(frozen=True, slots=True)
+class XRCETH:
+    """XRC extended transport header, 4 bytes (InfiniBand Architecture, annex A14): a shared receive queue's number."""
+
+    srqn: int
+    resv8: int = 0
+
+    def pack(self) -> bytes:
+        """The 4 bytes on the wire."""
+        _check(self, srqn=24, resv8=8)
+        return XRCETH_STRUCT.pack(self.resv8 << 24 | self.srqn)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> XRCETH:
+        """The header at the start of ``data``."""
+        _check_length(data, 4, "XRCETH")
+        (word,) = XRCETH_STRUCT.unpack_from(data)
+        return cls(word & _QPN_MASK, word >> 24)
+
+
+@dataclass(frozen=True, slots=True)
 class DETH:
     """Datagram extended transport header, 8 bytes (InfiniBand Architecture 9.3.2): Q_Key and source queue pair."""
 
@@ -162,12 +186,17 @@ class DETH:
         return cls(qkey, source & _QPN_MASK, source >> 24)
 
 
+def feth_word(sel: int, plt: int) -> int:
+    """A FETH as a number, from selectivity level and placement type."""
+    return sel << 4 | plt
+
+
 @dataclass(frozen=True, slots=True)
 class FETH:
     """FLUSH extended transport header, 4 bytes (InfiniBand Architecture, annex A19).
 
-    ``sel`` is the selectivity level, 0 for a range of memory and 1 for the whole region; ``plt`` the placement type,
-    bit 0 for global visibility and bit 1 for persistence.
+    ``sel`` is the selectivity level (:class:`rdmacm.enums.SelectivityLevel`), ``plt`` the placement type, bits of
+    :class:`rdmacm.enums.PlacementType`. The other values of both are reserved.
     """
 
     sel: int
@@ -177,7 +206,7 @@ class FETH:
     def pack(self) -> bytes:
         """The 4 bytes on the wire."""
         _check(self, sel=2, plt=4, resv26=26)
-        return FETH_STRUCT.pack(self.resv26 << 6 | self.sel << 4 | self.plt)
+        return FETH_STRUCT.pack(self.resv26 << 6 | feth_word(self.sel, self.plt))
 
     @classmethod
     def unpack(cls, data: Buffer) -> FETH:
@@ -404,10 +433,11 @@ class IETH:
         return cls(*IETH_STRUCT.unpack_from(data))
 
 
-_Extended: TypeAlias = DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
+_Extended: TypeAlias = XRCETH | DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
 
 #: The field in a RocePacket and the class of each extended header.
 _FIELDS: dict[ExtendedHeader, tuple[str, type[_Extended]]] = {
+    ExtendedHeader.XRCETH: ("xrceth", XRCETH),
     ExtendedHeader.DETH: ("deth", DETH),
     ExtendedHeader.FETH: ("feth", FETH),
     ExtendedHeader.RETH: ("reth", RETH),
@@ -451,6 +481,7 @@ class RocePacket:
     atomic_ack_eth: AtomicAckETH | None = None
     imm_dt: ImmDt | None = None
     ieth: IETH | None = None
+    xrceth: XRCETH | None = None
     payload: Buffer = field(default=b"", hash=False)
 
     def pack(self) -> bytes:

@@ -17,6 +17,10 @@ Running the CRC over n bytes is a linear map that can be inverted, so the differ
 one for identification 0 can be taken back to the end of the UDP header. There each bit of an identification stands for
 one known difference. The 65536 combinations of these are exact matches; the other 2^32 - 2^16 differences mean a
 damaged packet. So damage passes with a chance of one in 65536, next to the checks of the links below.
+
+Linux's rxe computes another ICRC for FLUSH, in 6.2 to 6.12 at least: it takes the headers for the payload as well,
+because its table has no place for the payload of this opcode. So its CRC covers everything from the BTH to the last pad
+byte twice, the second time without the mask. Methods with ``twice`` are for that.
 """
 
 from __future__ import annotations
@@ -297,6 +301,19 @@ class Icrc:
         except WireError:
             return False
 
+    def seal_twice(self, packet: Buffer, identification: int = 0) -> bytes:
+        """:meth:`seal` as rxe does it for FLUSH."""
+        crc = self._run([packet], ICRC_LENGTH, identification)[0]
+        return ICRC_STRUCT.pack(crc32(packet, crc))
+
+    def solve_twice(self, packet: memoryview, guess: int = 0) -> int | None:
+        """:meth:`solve` for a FLUSH of rxe."""
+        try:
+            crc, length = self._run([packet[:-ICRC_LENGTH]], ICRC_LENGTH, guess)
+        except WireError:
+            return None
+        return self._solve(crc32(packet, crc), 2 * length - ICRC_LENGTH, guess)
+
     def solve(self, buffers: Sequence[Buffer], guess: int = 0) -> int | None:
         """The identification with which the last four bytes are the ICRC of the others; None for a damaged packet.
 
@@ -306,6 +323,10 @@ class Icrc:
             crc, length = self._run(buffers, 0, guess)
         except WireError:
             return None
+        return self._solve(crc, length, guess)
+
+    def _solve(self, crc: int, length: int, guess: int) -> int | None:
+        """The identification, from the CRC with ``guess`` over ``length`` bytes after the UDP header."""
         if crc == RESIDUE:
             return guess
         if self.is_ipv6:

@@ -1,9 +1,9 @@
 """Opcodes of the base transport header (InfiniBand Architecture, table 38) and the properties of each.
 
 The top three bits of an opcode are its transport service (reliable connection 000, unreliable connection 001,
-unreliable datagram 011), the other five its operation. UC and UD use the numbers of RC for the same operations and
-leave out those they do not have. So the five bits have one description each, and each service lists the opcodes it has;
-all tables are derived from that.
+unreliable datagram 011, extended reliable connection 101), the other five its operation. UC, UD and XRC use the numbers
+of RC for the same operations and leave out those they do not have. So the five bits have one description each, and each
+service lists the opcodes it has; all tables are derived from that.
 
 A message is one "only" packet, or a "first", any number of "middle" and a "last" packet. IS_START is true for a first
 or only packet, IS_END for a last or only packet; READ requests, atomics and acknowledgements are one packet each, so
@@ -52,6 +52,7 @@ class TransportService(IntEnum):
     RC = 0x00
     UC = 0x20
     UD = 0x60
+    XRC = 0xA0
 
 
 class Opcode(IntEnum):
@@ -99,18 +100,43 @@ class Opcode(IntEnum):
     UD_SEND_ONLY = 0x64
     UD_SEND_ONLY_WITH_IMMEDIATE = 0x65
 
+    XRC_SEND_FIRST = 0xA0
+    XRC_SEND_MIDDLE = 0xA1
+    XRC_SEND_LAST = 0xA2
+    XRC_SEND_LAST_WITH_IMMEDIATE = 0xA3
+    XRC_SEND_ONLY = 0xA4
+    XRC_SEND_ONLY_WITH_IMMEDIATE = 0xA5
+    XRC_RDMA_WRITE_FIRST = 0xA6
+    XRC_RDMA_WRITE_MIDDLE = 0xA7
+    XRC_RDMA_WRITE_LAST = 0xA8
+    XRC_RDMA_WRITE_LAST_WITH_IMMEDIATE = 0xA9
+    XRC_RDMA_WRITE_ONLY = 0xAA
+    XRC_RDMA_WRITE_ONLY_WITH_IMMEDIATE = 0xAB
+    XRC_RDMA_READ_REQUEST = 0xAC
+    XRC_RDMA_READ_RESPONSE_FIRST = 0xAD
+    XRC_RDMA_READ_RESPONSE_MIDDLE = 0xAE
+    XRC_RDMA_READ_RESPONSE_LAST = 0xAF
+    XRC_RDMA_READ_RESPONSE_ONLY = 0xB0
+    XRC_ACKNOWLEDGE = 0xB1
+    XRC_ATOMIC_ACKNOWLEDGE = 0xB2
+    XRC_COMPARE_SWAP = 0xB3
+    XRC_FETCH_ADD = 0xB4
+    XRC_SEND_LAST_WITH_INVALIDATE = 0xB6
+    XRC_SEND_ONLY_WITH_INVALIDATE = 0xB7
+
 
 class ExtendedHeader(IntFlag):
     """The headers that may follow the base transport header, lowest bit first on the wire."""
 
-    DETH = 1 << 0
-    FETH = 1 << 1
-    RETH = 1 << 2
-    ATOMIC_ETH = 1 << 3
-    AETH = 1 << 4
-    ATOMIC_ACK_ETH = 1 << 5
-    IMM_DT = 1 << 6
-    IETH = 1 << 7
+    XRCETH = 1 << 0
+    DETH = 1 << 1
+    FETH = 1 << 2
+    RETH = 1 << 3
+    ATOMIC_ETH = 1 << 4
+    AETH = 1 << 5
+    ATOMIC_ACK_ETH = 1 << 6
+    IMM_DT = 1 << 7
+    IETH = 1 << 8
 
 
 class Operation(IntEnum):
@@ -131,6 +157,7 @@ BTH_LENGTH = 12
 
 #: Bytes of each extended header.
 EXTENDED_LENGTH = {
+    ExtendedHeader.XRCETH: 4,
     ExtendedHeader.DETH: 8,
     ExtendedHeader.FETH: 4,
     ExtendedHeader.RETH: 16,
@@ -207,6 +234,8 @@ def _describe(opcode: int) -> _Traits:
     traits = _TRAITS[opcode & ~TRANSPORT_MASK]
     if opcode & TRANSPORT_MASK == TransportService.UD:
         return traits._replace(headers=traits.headers | _H.DETH)
+    if opcode & TRANSPORT_MASK == TransportService.XRC and traits.request:
+        return traits._replace(headers=traits.headers | _H.XRCETH)
     return traits
 
 
@@ -218,7 +247,7 @@ def _table(value: Callable[[_Traits], int]) -> bytes:
 
 
 #: :class:`ExtendedHeader` bits of each opcode.
-EXTENDED_HEADERS = _table(lambda traits: traits.headers)
+EXTENDED_HEADERS = tuple(int(_describe(opcode).headers) if opcode in set(Opcode) else 0 for opcode in range(256))
 #: Bytes of the base transport header and the extended ones; 0 where the opcode is not known.
 HEADER_LENGTH = _table(
     lambda traits: BTH_LENGTH + sum(size for header, size in EXTENDED_LENGTH.items() if traits.headers & header)

@@ -9,7 +9,7 @@ from rdmacm.enums import AccessFlag
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 
-__all__ = ["FIXED_AFTER_RTS", "copy_path", "named_fields", "rtr_attributes", "rts_attributes"]
+__all__ = ["SEND_ATTRIBUTES", "copy_path", "named_fields", "rtr_attributes", "rts_attributes"]
 
 _FIELDS: tuple[tuple[int, str], ...] = (
     (bits.QP_EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify"),
@@ -27,15 +27,10 @@ _FIELDS: tuple[tuple[int, str], ...] = (
     (bits.QP_SQ_PSN, "sq_psn"),
     (bits.QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic"),
     (bits.QP_DEST_QPN, "dest_qp_num"),
+    (bits.QP_PATH_MIG_STATE, "path_mig_state"),
 )
-#: The attributes, as a mask, that the state table lets a user change in SQD, and this device does not.
-FIXED_AFTER_RTS = (
-    bits.QP_TIMEOUT
-    | bits.QP_RETRY_CNT
-    | bits.QP_RNR_RETRY
-    | bits.QP_MAX_QP_RD_ATOMIC
-    | bits.QP_MAX_DEST_RD_ATOMIC
-)  # fmt: skip
+#: The attributes of :func:`rts_attributes`, as a mask, that may change in SQD.
+SEND_ATTRIBUTES = bits.QP_TIMEOUT | bits.QP_RETRY_CNT | bits.QP_RNR_RETRY | bits.QP_MAX_QP_RD_ATOMIC
 
 
 @lru_cache(256)

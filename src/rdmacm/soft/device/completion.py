@@ -221,6 +221,16 @@ class SoftCQ:
             # A request for solicited completions does not undo one for any (InfiniBand Architecture 11.4.2.2).
             self._armed = _SOLICITED if solicited_only and self._armed != _ANY else _ANY
 
+    def resize(self, cqe: int) -> None:
+        with self._runtime.lock:
+            if self.overrun:
+                raise cm_error(errno.EINVAL, "the queue has overflowed", "resize_cq", hint="a new completion queue")
+            count = len(self._queue)
+            if count > cqe:
+                text = f"the queue has {count} completions, and would have room for {cqe}"
+                raise cm_error(errno.EINVAL, text, "resize_cq", hint="poll() them first")
+            self.cqe = cqe
+
     def destroy(self) -> None:
         with self._runtime.lock:
             self._queue.clear()

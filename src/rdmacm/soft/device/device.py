@@ -14,13 +14,19 @@ from rdmacm.proto.engine import EngineCounters
 from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
+from rdmacm.soft.device.extended_queue_pair import SoftXrcRecvQP, SoftXrcSendQP, SoftXrcSRQ, XrcDomain
+from rdmacm.soft.device.groups import MAX_GROUP_QPS, MAX_GROUPS
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
+from rdmacm.soft.device.memory_window import SoftMW
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
+from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
+from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, PortState, QPType
+from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, MWType, PortState, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdmacm.progress.runtime import Runtime
     from rdmacm.soft.device.multiplexer import QPMultiplexer
-    from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
+    from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.device import Device
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
@@ -41,7 +47,16 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     vendor_id=0xFFFFFF,  # "not assigned", InfiniBand Architecture A3.3.1
     max_qp=MAX_QP,
     max_qp_wr=1 << 16,
-    device_cap_flags=DeviceCapFlag.PORT_ACTIVE_EVENT | DeviceCapFlag.SYS_IMAGE_GUID | DeviceCapFlag.RC_RNR_NAK_GEN,
+    device_cap_flags=(
+        DeviceCapFlag.PORT_ACTIVE_EVENT
+        | DeviceCapFlag.SYS_IMAGE_GUID
+        | DeviceCapFlag.RC_RNR_NAK_GEN
+        | DeviceCapFlag.SRQ_RESIZE
+        | DeviceCapFlag.MEM_WINDOW
+        | DeviceCapFlag.MEM_MGT_EXTENSIONS  # programs look here for LOCAL_INV and SEND_WITH_INV
+        | DeviceCapFlag.XRC
+        | DeviceCapFlag.MEM_WINDOW_TYPE_2B
+    ),
     max_sge=32,
     max_sge_rd=32,
     max_cq=UNLIMITED,
@@ -52,6 +67,10 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     max_res_rd_atom=MAX_QP * 128,
     max_qp_init_rd_atom=128,
     atomic_cap=AtomicCap.HCA,
+    max_mcast_grp=MAX_GROUPS,
+    max_mcast_qp_attach=MAX_GROUP_QPS,
+    max_total_mcast_qp_attach=MAX_GROUPS * MAX_GROUP_QPS,
+    max_mw=1 << 16,
     max_ah=UNLIMITED,
     max_srq=UNLIMITED,
     max_srq_wr=1 << 16,
@@ -60,7 +79,16 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     max_inline_data=4096,
     local_ca_ack_delay=15,
     max_msg_sz=MAX_MESSAGE,
+    # rdma_rxe has FLUSH_PERSISTENT too, for hosts with persistent memory; here no memory can be registered for it.
+    device_cap_flags_ex=DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE,
 )
+
+#: The queue pairs of each type.
+_QUEUE_PAIRS: dict[QPType, type[SoftQP | SoftUdQP]] = {
+    QPType.RC: SoftQP,
+    QPType.UC: SoftUcQP,
+    QPType.UD: SoftUdQP,
+}
 
 
 class SoftDevice:
@@ -84,6 +112,7 @@ class SoftDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr
         self.identify(device)
@@ -95,9 +124,21 @@ class SoftDevice:
         #: The queues of asynchronous events of its contexts.
         self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
-        self._memory = MemoryTable(random)
+        self._memory = MemoryTable(random, runtime.lock)
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
+        self._parts = DeviceParts(
+            mux,
+            self._memory,
+            self._engine_counters,
+            self._find_source,
+            self._find_mtu,
+            self._is_own,
+            self._ifindex,
+        )
+        #: The XRC shared receive queues, by number, and the XRC domains that stand for a file, by device and inode.
+        self._xrc_queues: dict[int, SoftXrcSRQ] = {}
+        self._xrc_domains: weakref.WeakValueDictionary[tuple[int, int], XrcDomain] = weakref.WeakValueDictionary()
         #: How often its port went down.
         self._link_downed = 0
 
@@ -142,11 +183,30 @@ class SoftDevice:
                 return row.gid.ip, self._ifindex
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
+    def _find_mtu(self) -> int:
+        """The MTU of the port in bytes, as it is now; the largest if the device has been removed."""
+        device = self._find_device(self._ifindex)
+        mtu = device.ports[0].active_mtu if device is not None else None
+        return (mtu or Mtu.MTU_4096).bytes
+
+    def _is_own(self, address: bytes, scope_id: int) -> bool:
+        """Whether a packed address is the device's; ``scope_id`` is the interface of one that is link-local, else 0."""
+        device = self._find_device(self._ifindex)
+        if device is None or scope_id not in (0, self._ifindex):
+            return False
+        return any(row.gid.ip == address for row in device.ports[0].gids)
+
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
         with self._runtime.lock:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
             return self._memory.register(pd, view, access)
+
+    def alloc_mw(self, pd: object, mw_type: MWType) -> SoftMW:
+        with self._runtime.lock:
+            if self._memory.windows >= self.attr.max_mw:
+                raise cm_error(errno.ENOMEM, f"{self.attr.max_mw} windows are allocated", "alloc_mw", self.name)
+            return self._memory.allocate(pd, mw_type)
 
     def create_channel(self) -> SoftChannel:
         return SoftChannel(self._runtime)
@@ -164,34 +224,58 @@ class SoftDevice:
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
         return SoftSRQ(self._mux, self._memory, pd, attr)
 
+    def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> XrcDomain:
+        with self._runtime.lock:
+            domain = self._xrc_domains.get(inode) if inode is not None else None
+            if domain is None:
+                if not create:
+                    text = "no domain stands for the file"
+                    raise cm_error(errno.EAGAIN, text, "open_xrcd", self.name, "oflags=os.O_CREAT")
+                domain = XrcDomain(self._xrc_queues)
+                if inode is not None:
+                    self._xrc_domains[inode] = domain
+            elif exclusive:
+                raise cm_error(errno.EINVAL, "a domain stands for the file already", "open_xrcd", self.name)
+            return domain
+
+    def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> SoftXrcRecvQP:
+        assert isinstance(domain, XrcDomain)
+        with self._runtime.lock:
+            found = self._mux.find(qp_num)
+            if not isinstance(found, SoftXrcRecvQP) or not found.open(domain, events):
+                text = f"no queue pair 0x{qp_num:x} of type XRC_RECV is in the domain"
+                raise cm_error(errno.EINVAL, text, "open_qp", self.name)
+            return found
+
+    def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> SoftXrcSRQ:
+        assert isinstance(domain, XrcDomain)
+        assert isinstance(cq, SoftCQ)
+        with self._runtime.lock:
+            return SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
+
     def create_qp(
         self,
         pd: object,
         qp_type: QPType,
         cap: QPCap,
         sq_sig_all: bool,
-        send_cq: CQBackend,
-        recv_cq: CQBackend,
+        send_cq: CQBackend | None,
+        recv_cq: CQBackend | None,
         srq: SRQBackend | None,
-    ) -> SoftQP:
-        """Make a queue pair; EOPNOTSUPP for a type other than RC, ENOMEM when there are too many."""
-        if qp_type is not QPType.RC:
+    ) -> SoftQP | SoftUdQP:
+        """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
+        kind = _QUEUE_PAIRS.get(qp_type)
+        if kind is None and qp_type not in (QPType.XRC_SEND, QPType.XRC_RECV):
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
-        assert isinstance(send_cq, SoftCQ)
-        assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
             if len(self._mux) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
-            return SoftQP(
-                self._mux,
-                self._memory,
-                self._engine_counters,
-                self._find_source,
-                pd,
-                cap,
-                sq_sig_all,
-                send_cq,
-                recv_cq,
-                srq,
-            )
+            if qp_type is QPType.XRC_RECV:
+                assert isinstance(pd, XrcDomain)
+                return SoftXrcRecvQP(self._parts, pd, cap)
+            assert isinstance(send_cq, SoftCQ)
+            if kind is None:
+                return SoftXrcSendQP(self._parts, pd, cap, sq_sig_all, send_cq)
+            assert isinstance(recv_cq, SoftCQ)
+            return kind(self._parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)

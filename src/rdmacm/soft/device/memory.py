@@ -1,7 +1,8 @@
 """Registered memory: the bytes that a key stands for, and who may access them.
 
 A region has one key for local and remote use, 32 random bits: a peer that was not given the key cannot guess it. The
-key of a region that was deregistered does not come back soon.
+key of a region that was deregistered does not come back soon. A peer cannot invalidate it: only windows of type 2 are
+invalidated (:mod:`rdmacm.soft.device.memory_window`). No window has a key with the upper 24 bits of a region's key.
 Addresses are those of the buffer in this process. While a region is registered its buffer is exported, so a bytearray
 cannot be resized.
 """
@@ -14,23 +15,34 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rdmacm.errors import cm_error
-from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
+from rdmacm.plainints import (
+    ACCESS_FLUSH_PERSISTENT,
+    ACCESS_HUGETLB,
+    ACCESS_LOCAL_WRITE,
+    ACCESS_ON_DEMAND,
+    ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_WRITE,
+    ACCESS_ZERO_BASED,
+)
 from rdmacm.soft.device.freed import FreedNumbers
+from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
 from rdmacm.verbs.buffers import Buffer, byte_view
+from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import SGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from rdmacm.enums import AccessFlag
 
 __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
 
-#: Keys of deregistered regions that are not given again yet.
+#: Keys of deregistered regions, and of deallocated windows, that are not given again yet.
 _FREED_KEYS = 1024
 
+_PAGING = ACCESS_ON_DEMAND | ACCESS_HUGETLB
 _WRITES = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
-_REMOTE = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC
 
 
 def _released_view() -> memoryview:
@@ -41,6 +53,21 @@ def _released_view() -> memoryview:
 
 #: Stands for the buffers of a work request with a wrong key: any access raises ValueError.
 INACCESSIBLE = (_released_view(),)
+
+
+def _check_access(access: int, step: str) -> None:
+    """Refuse what the device lacks, as rdma_rxe does.
+
+    EOPNOTSUPP for ZERO_BASED, ON_DEMAND and HUGETLB; EINVAL for FLUSH_PERSISTENT, as from rdma_rxe for memory that is
+    not persistent: this device knows of none that is.
+    """
+    if access & ACCESS_FLUSH_PERSISTENT:
+        raise cm_error(errno.EINVAL, "the memory is not persistent", step, hint="FLUSH_GLOBAL alone")
+    if access & ACCESS_ZERO_BASED:
+        raise cm_error(errno.EOPNOTSUPP, "a region's addresses are those of its buffer", step)
+    if access & _PAGING:
+        text = "memory is neither paged on demand nor known to be of huge pages"
+        raise cm_error(errno.EOPNOTSUPP, text, step, hint="access without ON_DEMAND and HUGETLB")
 
 
 @cache
@@ -84,7 +111,7 @@ def _address_of() -> Callable[[memoryview], int]:
 class SoftMR:
     """A memory region; implements :class:`rdmacm.verbs.backend.MRBackend`."""
 
-    __slots__ = ("_table", "access", "addr", "length", "lkey", "pd", "rkey", "view")
+    __slots__ = ("_table", "access", "addr", "length", "lkey", "pd", "rkey", "view", "windows")
 
     def __init__(self, table: MemoryTable, pd: object, view: memoryview, access: int, key: int) -> None:
         self._table = table
@@ -97,34 +124,96 @@ class SoftMR:
         self.addr = _address_of()(view)
         self.length = len(view)
         self.lkey = self.rkey = key
+        #: Memory windows that are bound to it.
+        self.windows = 0
+
+    def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
+        with self._table.lock:
+            self._check_unbound("rereg_mr")
+            if access is not None:
+                _check_access(access, "rereg_mr")
+            if pd is not None:
+                self.pd = pd
+            if view is not None:
+                self.view, self.addr, self.length = view, _address_of()(view), len(view)
+            if access is not None:
+                self.access = int(access)
 
     def dereg(self) -> None:
         """Revoke the keys and let go of the buffer. Requests that were posted keep their own hold on it."""
-        self._table.remove(self)
+        with self._table.lock:
+            self._check_unbound("dereg_mr")
+            self._table.remove(self)
+
+    def _check_unbound(self, step: str) -> None:
+        if self.windows:
+            hint = "deallocate or invalidate them first"
+            raise cm_error(errno.EBUSY, f"memory windows are bound to it: {self.windows}", step, hint=hint)
 
 
 class MemoryTable:
-    """The regions of a device, by key. The device's lock is held for every call."""
+    """The regions of a device, by key, and its memory windows. The device's lock is held for every call."""
 
-    def __init__(self, source: random.Random) -> None:
-        """``source`` makes the keys."""
+    def __init__(self, source: random.Random, lock: AbstractContextManager[object]) -> None:
+        """``source`` makes the keys; ``lock`` is the device's."""
         self._random = source
+        #: For the methods of regions and windows that the API calls.
+        self.lock = lock
         self._regions: dict[int, SoftMR] = {}
+        #: By the upper 24 bits of their keys.
+        self._windows: dict[int, SoftMW] = {}
         #: The keys that were revoked last.
         self._freed = FreedNumbers(_FREED_KEYS)
+        #: The upper 24 bits of those of windows.
+        self._freed_windows = FreedNumbers(_FREED_KEYS)
 
     def __len__(self) -> int:
         return len(self._regions)
 
+    @property
+    def windows(self) -> int:
+        """How many windows are allocated."""
+        return len(self._windows)
+
     def register(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
-        """Register the bytes of a view. EACCES if it is read-only and ``access`` allows to write it."""
+        """Register the bytes of a view.
+
+        EACCES if it is read-only and ``access`` allows to write it; also the errors of :func:`_check_access`.
+        """
+        _check_access(access, "reg_mr")
         if view.readonly and len(view) and access & _WRITES:
             raise cm_error(errno.EACCES, "the buffer is read-only", "reg_mr", hint="a bytearray, or only REMOTE_READ")
         key = 0
-        while not key or key in self._regions or key in self._freed:
+        while not key or self._is_known(key) or key >> 8 in self._windows or key >> 8 in self._freed_windows:
             key = self._random.getrandbits(32)
         region = self._regions[key] = SoftMR(self, pd, view, int(access), key)
         return region
+
+    def _is_known(self, key: int) -> bool:
+        """Whether a key is that of a region, or of one that was deregistered last."""
+        return key in self._regions or key in self._freed
+
+    def allocate(self, pd: object, mw_type: MWType) -> SoftMW:
+        """Allocate a window."""
+        index = 0
+        while (
+            not index
+            or index in self._windows
+            or index in self._freed_windows
+            or any(self._is_known(index << 8 | tag) for tag in range(256))
+        ):
+            index = self._random.getrandbits(24)
+        window = self._windows[index] = SoftMW(self.deallocate, pd, mw_type, index << 8 | self._random.getrandbits(8))
+        return window
+
+    def deallocate(self, window: SoftMW) -> None:
+        """Deallocate a window, and take its region away."""
+        index = window.rkey >> 8
+        with self.lock:
+            if self._windows.pop(index, None) is not None:
+                self._freed_windows.add(index)
+            window.unbind()
+            window.state = WindowState.INVALID
 
     def remove(self, region: SoftMR) -> None:
         """Revoke a region's keys."""
@@ -158,27 +247,63 @@ class MemoryTable:
                 found.append(view)
         return found
 
-    def remote(self, pd: object, rkey: int, address: int, length: int, access: int) -> memoryview | None:
-        """Return the bytes that a peer names, for a queue pair of ``pd``; None if key, range or permission is wrong."""
+    def remote(
+        self, pd: object, rkey: int, address: int, length: int, access: int, qp: object = None
+    ) -> memoryview | None:
+        """Return the bytes that a peer names, for a queue pair of ``pd``; None if key, range or permission is wrong.
+
+        ``qp`` stands for the queue pair, for windows of type 2.
+        """
         region = self._regions.get(rkey)
-        if region is None or region.pd != pd or access & ~region.access:
+        if region is None:
+            window = self._windows.get(rkey >> 8)
+            if window is None or not window.is_of(pd, rkey):
+                return None
+            return window.view(qp, address, length, access)
+        if region.pd != pd or access & ~region.access:
             return None
         offset = address - region.addr
         if offset < 0 or offset + length > region.length:
             return None
         return region.view[offset : offset + length]
 
-    def invalidate(self, pd: object, rkey: int) -> bool:
-        """Take a region's remote permissions away; it stays registered. False if the key is not one of ``pd``."""
+    def permits(self, pd: object, rkey: int, access: int) -> bool:
+        """Whether a peer may access the whole region of a key so, by a queue pair of ``pd``."""
         region = self._regions.get(rkey)
-        if region is None or region.pd != pd:
+        return region is not None and region.pd == pd and not access & ~region.access
+
+    def bind(self, pd: object, qp: object, bind: Bind) -> bool:
+        """Bind a window for a queue pair of ``pd``, for which ``qp`` stands; False where that is not allowed."""
+        window, region = bind.window, bind.region
+        if window is None or self._windows.get(window.rkey >> 8) is not window:
             return False
-        region.access &= ~_REMOTE
+        if region is not None and self._regions.get(region.lkey) is not region:
+            return False
+        if not may_bind(pd, bind):
+            return False
+        window.bind(qp, bind)
         return True
+
+    def invalidate(self, pd: object, qp: object, rkey: int) -> bool:
+        """Make a window of type 2 free; False if the key is not that of one that ``qp``, of ``pd``, has bound."""
+        window = self._windows.get(rkey >> 8)
+        if window is None or window.type is not MWType.TYPE_2 or window.qp is not qp or not window.is_of(pd, rkey):
+            return False
+        window.unbind()
+        return True
+
+    def free_windows(self, qp: object) -> None:
+        """Make the windows of type 2 free that a queue pair has bound."""
+        for window in list(self._windows.values()):
+            if window.qp is qp:
+                window.unbind()
 
 
 class RemoteMemory:
-    """The memory that a queue pair's peer may touch: :class:`rdmacm.work.Memory` for one protection domain."""
+    """The memory that a queue pair's peer may touch: :class:`rdmacm.work.Memory` for one protection domain.
+
+    It stands for the queue pair, to which windows of type 2 are bound.
+    """
 
     __slots__ = ("_pd", "_table")
 
@@ -187,7 +312,18 @@ class RemoteMemory:
         self._pd = pd
 
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
-        return self._table.remote(self._pd, rkey, address, length, int(access))
+        return self._table.remote(self._pd, rkey, address, length, int(access), self)
+
+    def permits(self, rkey: int, access: AccessFlag) -> bool:
+        return self._table.permits(self._pd, rkey, int(access))
 
     def invalidate(self, rkey: int) -> bool:
-        return self._table.invalidate(self._pd, rkey)
+        return self._table.invalidate(self._pd, self, rkey)
+
+    def bind(self, bind: object) -> bool:
+        assert isinstance(bind, Bind)
+        return self._table.bind(self._pd, self, bind)
+
+    def close(self) -> None:
+        """The queue pair is reset or destroyed."""
+        self._table.free_windows(self)

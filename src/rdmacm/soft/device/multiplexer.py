@@ -26,6 +26,7 @@ from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.soft.device.freed import FreedNumbers
+from rdmacm.soft.device.groups import Groups
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, QPN_BITS
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.proto.engine import EngineFactory
 
-__all__ = ["MAX_QP", "MultiplexedQP", "QPMultiplexer"]
+__all__ = ["MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
 
 #: Numbers of closed queue pairs that are not given again yet.
 _FREED_QPNS = 512
@@ -99,6 +100,13 @@ class MultiplexedQP(Protocol):
         """Its engine has raised an exception: to the error state, and use the engine no more."""
 
 
+class GroupQP(MultiplexedQP, Protocol):
+    """A queue pair that may be attached to multicast groups."""
+
+    def received_from_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
+        """Process a packet of a group that it is attached to (:func:`rdmacm.soft.wire.base.group_key`)."""
+
+
 class QPMultiplexer:
     """See the module. The runtime's lock is held for everything here."""
 
@@ -114,6 +122,8 @@ class QPMultiplexer:
         self.make_engine: EngineFactory = RcEngine
         #: Queue pair 1.
         self.gsi = RoceGsi(self)
+        #: The multicast groups that queue pairs and ids have joined.
+        self.groups: Groups[GroupQP] = Groups(wire, self.open)
         #: Packets that were for no queue pair, by reason.
         self.dropped: Counter[str] = Counter()
         #: Whether packets are sent and received.
@@ -142,8 +152,8 @@ class QPMultiplexer:
         self._timers = LazyTimerHeap(self._deadline_of)
         #: Calls that were requested of the runtime and have not come, the next one last.
         self._calls: list[float] = []
-        #: By path and traffic class.
-        self._routes: dict[tuple[WirePath, int], WireRoute] = {}
+        #: By path, traffic class and hop limit.
+        self._routes: dict[tuple[WirePath, int, int], WireRoute] = {}
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -171,6 +181,7 @@ class QPMultiplexer:
             self.acknowledge()
             self.opened = False
             self.gsi.close()
+            self.groups.clear()
             self._send_queue.clear()
             self._timers.clear()
             self._calls.clear()
@@ -185,6 +196,7 @@ class QPMultiplexer:
         self.opened = False
         self.pending_acks.clear()
         self._qps.clear()
+        self.groups.clear()
         self.wire.abandon()
 
     def _check_fork(self) -> None:
@@ -218,6 +230,10 @@ class QPMultiplexer:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
+
+    def find(self, qpn: int) -> MultiplexedQP | None:
+        """The queue pair with a number."""
+        return self._qps.get(qpn)
 
     def _numbers_left(self) -> int:
         """How many queue pairs may get a number without a further slot."""
@@ -267,13 +283,14 @@ class QPMultiplexer:
         for qp in list(self._qps.values()):
             qp.cq_failed(cq)
 
-    def route(self, path: WirePath, traffic_class: int) -> WireRoute:
+    def route(self, path: WirePath, traffic_class: int, hop_limit: int = 0) -> WireRoute:
         """The route of a path, which all queue pairs share that send along it."""
-        route = self._routes.get((path, traffic_class))
+        key = path, traffic_class, hop_limit
+        route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= _MAX_ROUTES:
                 self._routes.clear()
-            route = self._routes[path, traffic_class] = self.wire.route(path, traffic_class)
+            route = self._routes[key] = self.wire.route(path, traffic_class, hop_limit)
         return route
 
     # -- progress -------------------------------------------------------------------------------------
@@ -506,8 +523,21 @@ class QPMultiplexer:
             step = segment or len(data)
             for start in range(0, len(data), step):
                 self._deliver_mad(data[start : start + step], source, destination, now)
+        elif qpn == MULTICAST_QPN:
+            self._deliver_to_group(data, source, destination)
         else:
             self.dropped["unknown_qp"] += 1
+
+    def _deliver_to_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
+        """Deliver a multicast packet to every queue pair that is attached to its group (:func:`group_key`)."""
+        attached = self.groups.attached(key)
+        if not attached:
+            self.dropped["group"] += 1
+        for qp in attached:
+            try:
+                qp.received_from_group(data, source, key)
+            except BaseException as error:
+                self.engine_raised(qp, error)
 
     def _deliver_mad(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
         try:

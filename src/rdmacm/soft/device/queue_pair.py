@@ -1,8 +1,8 @@
-"""Queue pairs of the software device.
+"""Connected queue pairs of the software device.
 
 The wire protocol is an engine's (:class:`rdmacm.proto.engine.QPEngine`). A queue pair has what is around it: the states
-and attributes of the verbs, the depths of the queues, scatter/gather elements as buffers, completions for their queues,
-and the address vector, which decides whose packets are accepted.
+and attributes of the verbs, the depths of the queues, scatter/gather elements as buffers, completions for their queues
+(:mod:`rdmacm.soft.device.work_queues`), and the address vector, which decides whose packets are accepted.
 
 A work request with an element that is not registered memory of its protection domain is queued like others and fails in
 its turn, as in hardware: the engine gets a buffer that cannot be accessed.
@@ -10,67 +10,56 @@ its turn, as in hardware: the engine gets a buffer that cannot be accessed.
 
 from __future__ import annotations
 
-import copy
 import errno
 from typing import TYPE_CHECKING
 
 from rdmacm import log
 from rdmacm.address import is_link_local
-from rdmacm.enums import AccessFlag, QPState, WCStatus
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.enums import AccessFlag, QPState
+from rdmacm.errors import cm_error
 from rdmacm.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
+    QP_MAX_DEST_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
     QP_STATE,
-    WC_RECV,
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
-from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
+from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
-from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
+from rdmacm.soft.device.requests import refused, send_work
+from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import WirePath
-from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
+from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.proto.engine import EngineCounters, QPEngine
+    from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
-    from rdmacm.soft.device.memory import MemoryTable
-    from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
-    from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.enums import QPAttrMask
-    from rdmacm.verbs.wr import RecvWR, SendWR
-    from rdmacm.work import WC
+    from rdmacm.verbs.wr import SendWR
 
 __all__ = ["SoftQP"]
 
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
-_SUCCESS = WCStatus.SUCCESS
-#: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
-_NO_CAP, _NO_PATH = QPCap(), AHAttr()
 
 
-class SoftQP:
-    """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
+class SoftQP(WorkQueues["QPEngine"]):
+    """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`.
 
-    __slots__ = (
-        *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
-        *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_counters", "_mux", "async_events", "on_comm_est", "qp_num", "state"),
-    )
+    :class:`rdmacm.soft.device.unreliable_queue_pair.SoftUcQP` is what an unreliable one has of its own.
+    """
+
+    __slots__ = ("_destination", "_drain_reported", "_established", "_memory", "_route", "_source", "on_comm_est")
 
     def __init__(
         self,
-        mux: QPMultiplexer,
-        table: MemoryTable,
-        counters: EngineCounters,
-        find_source: Callable[[int], tuple[bytes, int]],
+        parts: DeviceParts,
         pd: object,
         cap: QPCap,
         sq_sig_all: bool,
@@ -78,49 +67,20 @@ class SoftQP:
         recv_cq: SoftCQ,
         srq: SoftSRQ | None,
     ) -> None:
-        #: What it sends and receives with, and the registered memory and the counters of its device.
-        self._mux = mux
-        self._table = table
-        self._counters = counters
-        #: Returns the packed address and the interface index of the device's GID at an index.
-        self._find_source = find_source
-        #: The protection domain, whose memory the peer may touch.
-        self._pd = pd
-        #: The depths of the queues.
-        self._cap = cap
-        #: Whether requests without SIGNALED have completions too.
-        self._signal_all = sq_sig_all
-        #: Where sends and receives complete.
-        self._send_cq = send_cq
-        self._recv_cq = recv_cq
-        #: Where receives come from; None for a receive queue of its own.
-        self._srq = srq
-        #: Set by the multiplexer.
-        self.qp_num = 0
-        #: Whether it was destroyed.
-        self._closed = False
-        #: Takes its asynchronous events.
-        self.async_events: AsyncEvents | None = None
+        super().__init__(parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
-        self._enter_reset()
-        mux.attach(self)
+        self._mux.attach(self)
 
     def _enter_reset(self) -> None:
-        #: Changes by :meth:`modify` and :meth:`advance`, and to ERR by itself.
-        self.state = _RESET
-        #: What :meth:`modify` has set, None before.
-        self._attr: QPAttr | None = None
-        #: None until there is a work request or a packet.
-        self._engine: QPEngine | None = None
+        super()._enter_reset()
+        #: What the peer may touch; None without an engine.
+        self._memory: RemoteMemory | None = None
         #: The way to the peer, from RTR on.
         self._route: WireRoute | None = None
         #: Socket address and local address of the last packet that was accepted: others from there need no check.
         self._source: SocketAddress | None = None
         self._destination = b""
-        #: Requests that occupy the send queue, and the receive queue.
-        self._sends = 0
-        self._recvs = 0
         #: Whether a packet was accepted; None while requests also wait for that (:meth:`hold_sends`).
         self._established: bool | None = False
         #: Whether SQ_DRAINED was reported, in SQD.
@@ -139,8 +99,7 @@ class SoftQP:
                     self._log_change(before, "modify_qp", _RESET)
                 self._reset()
                 return
-            if before >= _RTS and bits & FIXED_AFTER_RTS:
-                raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
+            self._check_change(state, bits)
             route = self._route_to(attr) if bits & QP_AV else None
             kept = self.attr
             for name in named_fields(bits):
@@ -149,22 +108,28 @@ class SoftQP:
                 kept.ah_attr = copy_path(attr.ah_attr)
                 self._use_route(route)
             engine = self._engine
-            if engine is not None and bits & QP_ACCESS_FLAGS:
-                engine.set_access(AccessFlag(kept.qp_access_flags))
-            if engine is not None and bits & QP_MIN_RNR_TIMER:
-                engine.set_min_rnr_timer(kept.min_rnr_timer)
+            if engine is not None:
+                self._change_engine(engine, bits, kept)
             self.state = state
             if state is not before:
                 if log.enabled:
                     self._log_change(before, "modify_qp")
                 self._enter(state, before, kept)
 
-    @property
-    def attr(self) -> QPAttr:
-        """Its attributes, for :meth:`advance`. ``cap`` and the address vectors may be shared: replace them."""
-        if self._attr is None:
-            self._attr = QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
-        return self._attr
+    def _change_engine(self, engine: QPEngine, bits: int, attr: QPAttr) -> None:
+        """Change what an engine has of the attributes that a mask names."""
+        if bits & QP_ACCESS_FLAGS:
+            engine.set_access(AccessFlag(attr.qp_access_flags))
+        if bits & QP_MIN_RNR_TIMER:
+            engine.set_min_rnr_timer(attr.min_rnr_timer)
+        if self.state is _SQD:  # on the way to RTS the engine takes them with the transition
+            if bits & QP_MAX_DEST_RD_ATOMIC:
+                engine.set_max_dest_rd_atomic(attr.max_dest_rd_atomic)
+            if bits & SEND_ATTRIBUTES:
+                engine.set_send_attributes(rts_attributes(attr), self._mux.runtime.clock())
+                deadline = engine.deadline
+                if deadline is not None:
+                    self._mux.schedule(self, deadline)
 
     def advance(self, state: QPState) -> None:
         """To INIT, or to RTS through the states before it, with the values of :attr:`attr`.
@@ -203,37 +168,15 @@ class SoftQP:
                 self._engine.resume()
                 self._mux.send_now(self, self._mux.runtime.clock())
 
-    def fail(self) -> None:
-        """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
-        with self._mux.runtime.lock:
-            if self._mux.pending_acks:
-                self._mux.acknowledge()
-            if self.state is not _RESET and self.state is not _ERR:
-                try:
-                    self._fail("the connection has ended")
-                except BaseException as error:
-                    self._mux.engine_raised(self, error)
+    def _reset(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        super()._reset()
 
     def abort(self) -> None:
         """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
-        engine, self._engine = self._engine, None
-        was_failed = self.state is _ERR
         self._source = None
-        if self.state is not _RESET:
-            if log.enabled and not was_failed:
-                self._log_change(self.state, "an internal error", _ERR)
-            self.state = _ERR
-        try:
-            if engine is not None:
-                engine.failed = False  # it may have raised in the midst of its own flush
-                engine.flush()
-                self._complete(engine)
-        finally:
-            self._sends = self._recvs = 0
-            if not was_failed:
-                self._report(EventType.QP_FATAL)
-                if self._srq is not None:
-                    self._report(EventType.QP_LAST_WQE_REACHED)
+        super().abort()
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
         """Take the engine from one state to another."""
@@ -258,9 +201,10 @@ class SoftQP:
         """Return the engine. It is made when first needed, so that an idle queue pair costs little."""
         engine = self._engine
         if engine is None:
-            memory = RemoteMemory(self._table, self._pd)
+            # That of an engine that was aborted may have windows.
+            memory = self._memory = self._memory or RemoteMemory(self._table, self._pd)
             take_recv = self._take_shared_recv if self._srq is not None else None
-            engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv, self._counters)
+            engine = self._engine = self._make_engine()(self.qp_num, memory, take_recv, self._counters)
             if self._route is not None:
                 self._set_engine_route(engine, self._route)
             state = self.state
@@ -273,6 +217,10 @@ class SoftQP:
                 if state is _SQD or self._established is None:
                     engine.pause()
         return engine
+
+    def _make_engine(self) -> EngineFactory:
+        """What makes its engine."""
+        return self._mux.make_engine
 
     def _route_to(self, attr: QPAttr) -> WireRoute:
         vector = attr.ah_attr
@@ -295,28 +243,9 @@ class SoftQP:
     def _set_engine_route(engine: QPEngine, route: WireRoute) -> None:
         engine.set_route(route.path.local, route.path.remote, route.source_port)
 
-    def query(self) -> QPAttr:
-        with self._mux.runtime.lock:
-            found = copy.deepcopy(self._attr) if self._attr is not None else QPAttr()
-            found.qp_state = found.cur_qp_state = self.state
-            found.cap = copy.copy(self._cap)
-            found.sq_draining = int(self.state is _SQD and self._engine is not None and not self._engine.drained)
-            return found
-
-    def _reset(self) -> None:
-        """Forget everything posted, and the completions that were not polled."""
-        self._enter_reset()
-        self._send_cq.drop(self.qp_num)
-        if self._recv_cq is not self._send_cq:
-            self._recv_cq.drop(self.qp_num)
-
-    def destroy(self) -> None:
-        with self._mux.runtime.lock:
-            if self._mux.pending_acks:
-                self._mux.acknowledge()
-            self._closed = True
-            self._reset()
-            self._mux.detach(self)
+    @property
+    def _is_draining(self) -> bool:
+        return self._engine is not None and not self._engine.drained
 
     # -- work requests --------------------------------------------------------------------------------
 
@@ -373,36 +302,6 @@ class SoftQP:
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         return send_work(wr, self._table, self._pd, self._signal_all)
 
-    def post_recv(self, wrs: list[RecvWR]) -> None:
-        with self._mux.runtime.lock:
-            if self.state is _RESET:
-                raise refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
-            if self._srq is not None:
-                raise refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
-            engine = self._engine or self._start_engine()
-            most = self._cap.max_recv_wr
-            try:
-                for wr in wrs:
-                    if self._recvs >= most:
-                        raise refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
-                    work = RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True))
-                    try:
-                        engine.post_recv(work)
-                    except BaseException as error:
-                        raise self._post_raised(wr, error, "post_recv") from error
-                    self._recvs += 1
-            finally:
-                if self.state is _ERR:
-                    self._after(engine)
-
-    def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:
-        """The error of a request that made the engine raise. The queue pair has ended, and the request is not posted.
-
-        Raises ``error`` itself if it is no Exception.
-        """
-        self._mux.engine_raised(self, error)
-        return refused(wr, errno.EIO, "an internal error has ended the queue pair", step)
-
     def _take_shared_recv(self) -> RecvWork | None:
         assert self._srq is not None
         work = self._srq.take()
@@ -415,7 +314,7 @@ class SoftQP:
     def _after(self, engine: QPEngine) -> None:
         """After a call of the engine: pass its completions on, and see whether it failed or is drained."""
         if engine.completed:
-            self._complete(engine)
+            self._complete(engine.completed)
         if self.state is _ERR:
             return
         if engine.failed:
@@ -426,59 +325,9 @@ class SoftQP:
             if self._attr is not None and self._attr.en_sqd_async_notify:
                 self._report(EventType.SQ_DRAINED)
 
-    def _log_change(self, before: QPState, why: str, after: QPState | None = None) -> None:
-        peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
-        log.QP.debug("QP 0x%06x%s: %s -> %s, %s", self.qp_num, peer, before.name, (after or self.state).name, why)
-
     def _fail(self, why: str) -> None:
-        """To the error state: everything posted completes, in order."""
-        engine = self._engine
-        if log.enabled and self.state is not _ERR:
-            self._log_change(self.state, why, _ERR)
-        self.state = _ERR
         self._source = None
-        if engine is not None:
-            if not engine.failed:  # an engine that failed by itself still has to tell the peer why
-                engine.flush()
-            self._complete(engine)
-        if self._srq is not None:
-            self._report(EventType.QP_LAST_WQE_REACHED)
-
-    def _complete(self, engine: QPEngine) -> None:
-        """Pass the engine's completions on to the completion queues."""
-        completed = engine.completed
-        found = completed[:]
-        completed.clear()
-        if len(found) == 1 and found[0].opcode & WC_RECV:
-            self._recvs -= 1
-            self._recv_cq.add(found)
-            return
-        sends: list[WC] = []
-        recvs = sends if self._recv_cq is self._send_cq else []
-        for wc in found:
-            if wc.opcode & WC_RECV:
-                self._recvs -= 1
-                recvs.append(wc)
-                continue
-            self._sends -= 1
-            if type(wc.wr_id) is UnsignaledWrId:
-                if wc.status is _SUCCESS:
-                    continue
-                wc.wr_id = int(wc.wr_id)
-            sends.append(wc)
-        if sends:
-            self._send_cq.add(sends)
-        if recvs and recvs is not sends:
-            self._recv_cq.add(recvs)
-
-    def cq_failed(self, cq: object) -> None:
-        if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
-            self._fail("a completion queue has overflowed")
-            self._report(EventType.QP_FATAL)
-
-    def _report(self, event: EventType) -> None:
-        if self.async_events is not None:
-            self.async_events.post(event)
+        super()._fail(why)
 
     # -- packets --------------------------------------------------------------------------------------
 
@@ -498,7 +347,7 @@ class SoftQP:
             if self.state is _RTR:  # InfiniBand Architecture 11.6.3.1
                 self._report(EventType.COMM_EST)
         if engine.completed:
-            self._complete(engine)
+            self._complete(engine.completed)
         if engine.failed or self.state is not _RTS:
             self._after(engine)
         # A packet that was not accepted may have to be answered as well.

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
-from rdmacm.soft.device.memory import INACCESSIBLE
+from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR
+from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.wr import SGE
 from rdmacm.work import SendWork
@@ -28,11 +29,12 @@ __all__ = ["MAX_MESSAGE", "UnsignaledWrId", "refused", "send_work"]
 #: The longest message, in bytes (``max_msg_sz``).
 MAX_MESSAGE = 1 << 31
 
-_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+_FETCHING_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+_ATOMICS = (*_FETCHING_ATOMICS, WROpcode.ATOMIC_WRITE)
 #: Members by number. Engines compare by identity, and a user may post a plain int.
 _OPCODES = {int(opcode): opcode for opcode in WROpcode}
 #: By opcode of work requests: whether the local memory is written.
-_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
+_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_FETCHING_ATOMICS) for opcode in range(max(WROpcode) + 1)]
 
 
 class UnsignaledWrId(int):
@@ -53,7 +55,9 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
     opcode, elements = _OPCODES[wr.opcode], wr.sg
     flags = int(wr.send_flags)
     segments: Sequence[memoryview]
-    if len(elements) == 1 and not isinstance(element := elements[0], SGE):
+    if opcode is WROpcode.BIND_MW:
+        segments, length = (), 0
+    elif len(elements) == 1 and not isinstance(element := elements[0], SGE):
         segments = (memoryview(bytes(byte_view(element))),)
         length = len(segments[0])
     else:
@@ -66,7 +70,7 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
                 segments = (memoryview(b"".join(segments)),)
     if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
         raise refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
-    return SendWork(
+    work = SendWork(
         wr.wr_id if flags & SEND_SIGNALED or signal_all else UnsignaledWrId(wr.wr_id),
         opcode,
         segments,
@@ -79,7 +83,30 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
         wr.compare_add,
         wr.swap,
         wr.invalidate_rkey,
+        _bind(wr) if opcode is WROpcode.BIND_MW else None,
     )
+    if opcode is WROpcode.FLUSH:
+        work.flush = wr.flush_length, wr.flush_type, wr.flush_level
+    return work
+
+
+def _bind(wr: SendWR) -> Bind:
+    """What a BIND_MW binds. The window has the new key from now on, for the user."""
+    assert wr.mw is not None
+    assert wr.bind_info is not None
+    window, info = wr.mw.backend, wr.bind_info
+    region = info.mr.backend if info.mr is not None else None
+    bind = Bind(
+        window if isinstance(window, SoftMW) else None,
+        wr.rkey,
+        region if isinstance(region, SoftMR) else None,
+        info.mr,
+        info.addr,
+        info.length,
+        int(info.mw_access_flags),
+    )
+    window.rkey = wr.rkey
+    return bind
 
 
 def refused(wr: SendWR | RecvWR, code: int, why: str, step: str) -> RdmaError:

@@ -51,6 +51,11 @@ class SoftSRQ:
                     raise error
                 self._queue.append(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
 
+    @property
+    def first(self) -> RecvWork | None:
+        """The receive that :meth:`take` takes."""
+        return self._queue[0] if self._queue else None
+
     def take(self) -> RecvWork | None:
         """Take the next receive, for a queue pair that has a message; None if the queue is empty."""
         queue = self._queue
@@ -63,8 +68,13 @@ class SoftSRQ:
 
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
         with self._mux.runtime.lock:
-            if mask & SrqAttrMask.LIMIT:
-                self._limit = attr.srq_limit
+            limit = attr.srq_limit if mask & SrqAttrMask.LIMIT else self._limit
+            if mask & SrqAttrMask.MAX_WR:
+                for count, what in ((len(self._queue), "receives in the queue"), (limit, "srq_limit")):
+                    if count > attr.max_wr:
+                        raise cm_error(errno.EINVAL, f"max_wr is {attr.max_wr}, below {count} ({what})", "modify_srq")
+                self._max_wr = attr.max_wr
+            self._limit = limit
 
     def query(self) -> SrqAttr:
         with self._mux.runtime.lock:

@@ -126,6 +126,7 @@ class IbDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
             SOFT_DEVICE_ATTR,
@@ -134,6 +135,7 @@ class IbDevice:
             vendor_id=0,
             page_size_cap=0,
             device_cap_flags=DeviceCapFlag(0),
+            device_cap_flags_ex=DeviceCapFlag(0),
             atomic_cap=AtomicCap.NONE,
             **dict.fromkeys(("max_qp", "max_cq", "max_mr", "max_srq", "max_res_rd_atom"), 0),
         )
@@ -147,4 +149,5 @@ class IbDevice:
             "a queue pair of your own, named by ConnParam(qp_num=...)",
         )
 
-    query_counters = reg_mr = create_channel = create_async_queue = create_cq = create_srq = create_qp = _refuse
+    query_counters = reg_mr = alloc_mw = create_channel = create_async_queue = _refuse
+    create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse

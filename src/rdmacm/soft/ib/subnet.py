@@ -22,6 +22,7 @@ from rdmacm.proto.wire import Buffer
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.connection_manager import ConnectionManager, OnUndelivered, Triage
 from rdmacm.soft.devices import PROVIDER
+from rdmacm.soft.ib.groups import PortGroups
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
@@ -73,6 +74,8 @@ class Subnet:
         self.cm = ConnectionManager(runtime, random, self)
         #: Queries to the subnet administrator.
         self.sa = SaSession(runtime, random, transport)
+        #: The multicast groups that the port has joined.
+        self.groups = PortGroups(runtime, self.sa, self._port)
         #: The Q_Keys of multicast groups, as far as they were asked for and are known.
         self._qkeys: dict[Gid, int] = {}
         #: The groups whose Q_Keys are being asked for.
@@ -136,6 +139,7 @@ class Subnet:
             self.is_open = False
             self.transport.close()
         self.cm.close()
+        self.groups.close()
         self.on_mad = self.on_undelivered = None
         self.sa.close()
         self._qkeys.clear()
@@ -148,6 +152,7 @@ class Subnet:
         self.transport.abandon()
         self.is_open = False
         self.cm.close()
+        self.groups.close()
         self.on_mad = self.on_undelivered = None
         self.sa.forget()
         self._qkeys.clear()

@@ -32,8 +32,11 @@ class ConnectorUser(Protocol):
     def rejected(self, reason: int, private_data: bytes, text: str) -> None:
         """The peer's application or connection manager has refused; ``reason`` is that of a REJ."""
 
-    def unreachable(self, status: int, text: str) -> None:
-        """The peer did not answer or cannot be reached (a negative errno), or lacks the service (a SIDR status)."""
+    def unreachable(self, status: int, text: str, param: UdParam | None = None) -> None:
+        """The peer did not answer or cannot be reached (a negative errno), or lacks the service (a SIDR status).
+
+        ``param`` has the private data of a SIDR_REP.
+        """
 
     def datagram_resolved(self, param: UdParam) -> None:
         """The peer has answered with queue pair number, Q_Key and address vector of its datagram service."""

@@ -19,6 +19,7 @@ from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmStateError
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
+from rdmacm.multicast import GroupJoin
 from rdmacm.net.types import Neighbour
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
@@ -165,13 +166,14 @@ class IdCore:
         explain: Callable[[], Explanation] | None = None,
         message: str = "",
         param: ConnParam | UdParam | None = None,
+        join: GroupJoin | None = None,
     ) -> None:
         """Queue an event for the id's owner."""
         if log.enabled:
             self._log_event(kind, status, message)
         owner = self.owner()
         if owner is not None:
-            self.queue.post(QueuedEvent(owner, kind, status, 0, explain, message, param))
+            self.queue.post(QueuedEvent(owner, kind, status, 0, explain, message, param, None, join))
 
     def _log_event(self, kind: CmEventType, status: int, message: str) -> None:
         text = str(self)

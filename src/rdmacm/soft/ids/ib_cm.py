@@ -36,6 +36,7 @@ from rdmacm.proto.cm.events import (
     Unreachable,
 )
 from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
+from rdmacm.proto.cm.outgoing import peer_qpn
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.roce.headers import ROCE_PORT
@@ -47,7 +48,7 @@ from rdmacm.soft.ids.core import IdCore
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
-from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.attr import AHAttr, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
 
 __all__ = ["NO_ECE", "IbCmConnector", "IbCmUser"]
@@ -73,6 +74,7 @@ _MAX_RETRIES = 7
 NO_ECE = Ece(0)
 
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+_FLUSHES = AccessFlag.FLUSH_GLOBAL | AccessFlag.FLUSH_PERSISTENT
 _MTUS = {int(mtu): mtu for mtu in Mtu}
 _MESSAGES_WITH_PRIVATE_DATA: tuple[type[Message], ...] = (REQ, REP, REJ, SIDR_REQ, SIDR_REP)
 #: Bytes of private data that the application may fill: beside the header of IP addresses, and without that header.
@@ -245,7 +247,7 @@ class IbCmConnector:
             self._to_post += 1
         return None
 
-    def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam:
+    def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam | UdParam:
         """Take over the connection of a request. Returns the parameters of the request."""
         request = event.request
         if isinstance(request, REQ) and request.vendor_id:
@@ -348,14 +350,16 @@ class IbCmConnector:
         self._accepted = param
 
     def accept(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
+        is_xrc = self._id.qp_type == QPType.XRC_RECV
         reply = REP(
-            local_qpn=qp_num,
+            local_qpn=0 if is_xrc else qp_num,
+            local_eecn=qp_num if is_xrc else 0,
             responder_resources=param.responder_resources,
             initiator_depth=param.initiator_depth,
             target_ack_delay=CA_ACK_DELAY,
             end_to_end_flow_control=bool(param.flow_control),
             rnr_retry_count=min(param.rnr_retry_count, _MAX_RETRIES),
-            srq=bool(param.srq),
+            srq=is_xrc or bool(param.srq),
             local_ca_guid=self._node_guid(),
             private_data=param.private_data,
             vendor_id=ece.vendor_id,
@@ -475,13 +479,14 @@ class IbCmConnector:
                 retry_count=0,
                 rnr_retry_count=reply.rnr_retry_count,
                 srq=int(reply.srq),
-                qp_num=reply.local_qpn,
+                qp_num=peer_qpn(self._open().request, reply),
             )
         )
 
     def _datagram_replied(self, reply: SIDR_REP) -> None:
         if reply.status != SidrStatus.SUCCESS:
-            self._user.unreachable(reply.status, _SIDR_TEXT.get(reply.status, "the peer refused"))
+            refusal = UdParam(reply.private_data, AHAttr(), 0, 0)
+            self._user.unreachable(reply.status, _SIDR_TEXT.get(reply.status, "the peer refused"), refusal)
             return
         vector = self._user.link.address_vector()
         self._user.datagram_resolved(UdParam(reply.private_data, vector, reply.qpn, reply.q_key))
@@ -504,7 +509,7 @@ class IbCmConnector:
         attr.port_num = core.port_num
         attr.ah_attr = self._user.link.address_vector()
         attr.path_mtu = mtu
-        attr.dest_qp_num = peer.local_qpn
+        attr.dest_qp_num = peer_qpn(request, peer)
         attr.rq_psn = connection.starting_psn
         attr.max_rd_atomic, attr.max_dest_rd_atomic = self._read_depths(connection)
         attr.min_rnr_timer = _MIN_RNR_TIMER
@@ -515,10 +520,13 @@ class IbCmConnector:
         attr.timeout = connection.av_timeout if option is None else option & 31
 
     def access(self) -> AccessFlag | None:
-        # READ and atomics only if the peer may have any of them in progress.
+        # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.
         if self._connection is None:
             return None
-        return _ANY_REMOTE if self._read_depths(self._connection)[1] else AccessFlag.REMOTE_WRITE
+        if not self._read_depths(self._connection)[1]:
+            return AccessFlag.REMOTE_WRITE
+        is_software = isinstance(self._user.link.cm_path(), WirePath)
+        return _ANY_REMOTE | _FLUSHES if is_software else _ANY_REMOTE
 
     def _read_depths(self, connection: CmConnection) -> tuple[int, int]:
         """How many READs and atomics may be in progress: from this side, and from the peer."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rdmacm import acm
 from rdmacm.address import ALL_BITS_64, Address, Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import Trigger
+from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
@@ -26,10 +27,12 @@ from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
-from rdmacm.proto.ipoib import broadcast_gid
+from rdmacm.proto.ipoib import broadcast_gid, multicast_gid
+from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView
+from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
@@ -42,7 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from rdmacm.ib.registration import Registration
-    from rdmacm.proto.sa.subnet import ServiceRecord
+    from rdmacm.multicast import GroupJoin
+    from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 
@@ -53,6 +57,8 @@ _ALTERNATE_PATHS = 8
 #: Seconds. The shortest timeout of a path query, after ibacm has used up the time.
 _LEAST_TIMEOUT = 0.001
 _DEFAULT_HOP_LIMIT = 64
+#: Bytes 2 and 3 of the IPv6 form of MGIDs that an administrator has assigned; byte 3 of the MGIDs of port space UDP.
+_ASSIGNED, _UDP_SIGNATURE = b"\xa0\x1b", b"\x01"
 #: The subnet prefix of link-local GIDs, which every port has.
 _DEFAULT_PREFIX = 0xFE80 << 48
 
@@ -73,7 +79,7 @@ class _Fit(NamedTuple):
 class IbLink:
     """See :class:`rdmacm.soft.ids.link.Link`."""
 
-    __slots__ = ("_acm_timer", "_id", "_query", "_registrations")
+    __slots__ = ("_acm_timer", "_id", "_joins", "_query", "_registrations")
 
     def __init__(self, core: IdCore) -> None:
         self._id = core
@@ -83,6 +89,8 @@ class IbLink:
         self._acm_timer: Timer | None = None
         #: The services that the id has registered.
         self._registrations: list[Registration] = []
+        #: The multicast groups that the id has joined; None before the first.
+        self._joins: dict[GroupJoin, PortJoin] | None = None
 
     @property
     def _view(self) -> IbPortView:
@@ -265,6 +273,37 @@ class IbLink:
         for registration in self._registrations:
             registration.withdraw()
         self._registrations.clear()
+        for join in list(self._joins or ()):
+            self.leave_multicast(join)
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
+        """Ask the subnet administrator to make the port a member."""
+        core, like = self._id, self._broadcast_group()
+        view = self._view_now("join_multicast")
+        qkey = core.qkey or (0 if core.port_space is PortSpace.IPOIB else UDP_QKEY)
+        mgid = group_gid(group, like, core.port_space)
+        request = GroupRequest(mgid, like, core.sgid, core.pkey, qkey, send_only)
+        answered = partial(self._group_answered, join)
+        self._joins = self._joins or {}
+        self._joins[join] = self._subnet.groups.join(view.ib_port, request, answered)
+
+    def _group_answered(self, join: GroupJoin, record: MCMemberRecord | None, failure: Failure | None) -> None:
+        core = self._id
+        if record is None:
+            assert failure is not None
+            core.post(CmEventType.MULTICAST_ERROR, -failure.errno, None, failure.message, join=join)
+            return
+        core.qkey = core.qkey or record.q_key
+        route = GlobalRoute(record.mgid, core.gid_index, record.flow_label, record.hop_limit, record.traffic_class)
+        attr = AHAttr(record.mlid, record.sl, 0, record.rate, True, core.port_num, route)
+        core.post(CmEventType.MULTICAST_JOIN, param=UdParam(b"", attr, MULTICAST_QPN, core.qkey), join=join)
+
+    def leave_multicast(self, join: GroupJoin) -> None:
+        found = self._joins.pop(join, None) if self._joins else None
+        if found is not None:
+            found.leave()
 
     # -- the passive side -----------------------------------------------------------------------------
 
@@ -412,6 +451,25 @@ class IbLink:
             port_num=core.port_num,
             gr=route if path.hop_limit > 1 else GlobalRoute(),
         )
+
+
+def group_gid(group: Address, broadcast: Gid, port_space: PortSpace) -> Gid:
+    """The MGID of a group, in the partition and scope of a broadcast group, as Linux's rdma_cm makes it.
+
+    A wildcard or loopback address has the zero GID: the administrator assigns one. An IPv6 address ff1x:a01b:... is a
+    GID that it has assigned. Groups of the port space UDP have a signature of their own. EINVAL for other addresses.
+    """
+    if isinstance(group, SockAddrIB):
+        return group.addr
+    if group.is_any or group.is_loopback:
+        return Gid()
+    if not group.is_multicast:
+        text = "not the address of a multicast group"
+        raise cm_error(errno.EINVAL, text, "join_multicast", str(group), "224.0.0.0/4 or ff00::/8")
+    if group.family == AF_INET6 and group.ip[1] & 0xF0 == 0x10 and group.ip[2:4] == _ASSIGNED:
+        return Gid(group.ip)
+    found = multicast_gid(group.ip, int.from_bytes(broadcast[4:6], "big"), broadcast[1] & 0x0F)
+    return Gid(found[:3] + _UDP_SIGNATURE + found[4:]) if port_space is PortSpace.UDP else found
 
 
 def _may_be_peer(primary: Path | None, own: Gid) -> bool:

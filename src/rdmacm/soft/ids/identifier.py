@@ -27,6 +27,7 @@ from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
@@ -37,6 +38,7 @@ from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
+from rdmacm.soft.ids.qp_attributes import accepted_qkey, attributes_of, fill_initial
 from rdmacm.soft.ids.request import header_of
 from rdmacm.soft.ids.roce_link import RoceLink
 from rdmacm.verbs.attr import QPAttr
@@ -44,6 +46,7 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
+    from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
@@ -57,18 +60,12 @@ _MAX_BACKLOG = 1024
 #: IBV_EVENT_COMM_EST, the only event that rdma_notify(3) takes.
 _EVENT_COMM_EST = 4
 
-_M = QPAttrMask
-_TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
-_TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
-_TO_RTS = _M.STATE | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.SQ_PSN | _M.MAX_QP_RD_ATOMIC
-_DATAGRAM_TO_INIT = _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
-_DATAGRAM_TO_RTS = _M.STATE | _M.SQ_PSN
-
 
 class SoftId(IdCore):
     """See the module. ``owner`` is the API object; None for an id that a request has made."""
 
     __slots__ = (
+        "_datagram_qp",
         "_is_answered",
         "_is_disconnected",
         "_local_ece",
@@ -90,8 +87,9 @@ class SoftId(IdCore):
         self.connector: Connector = IbCmConnector(self, self)
         #: The attached queue pair, which follows the states of the connection.
         self.qp: QP | None = None
-        #: Its backend.
+        #: Its backend, by type: one that the connection moves through its states, or a datagram queue pair.
         self._soft_qp: SoftQP | None = None
+        self._datagram_qp: SoftUdQP | None = None
         #: False from the request that made this id until the application accepts it: no events are posted.
         self._is_answered = True
         #: Whether DISCONNECTED has been posted.
@@ -299,6 +297,23 @@ class SoftId(IdCore):
         if change is not None:
             self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
 
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("join_multicast")
+            self.require(Trigger.JOIN_MULTICAST)
+            if self.port_view is None or self.qp_type != QPType.UD:
+                text = "the id is bound to no device" if self.port_view is None else "the id is not of type UD"
+                raise cm_error(errno.EINVAL, text, "join_multicast", str(group), "PortSpace.UDP, and resolve_addr()")
+            self.link.join_multicast(join, group, send_only)
+
+    def leave_multicast(self, join: GroupJoin) -> None:
+        with self.runtime.lock:
+            self.queue.drop_join(join)
+            if self.state is not State.DESTROYING:
+                self.link.leave_multicast(join)
+
     # -- listening ------------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:
@@ -359,7 +374,8 @@ class SoftId(IdCore):
                 raise self.refuse(Trigger.ACCEPT.value)
             self.connector.prepare_accept(param)
             if self.qp_type == QPType.UD:
-                self.qkey = self.qkey or param.qkey or self.link.default_qkey()
+                own = self._datagram_qp.attr.qkey if self._datagram_qp is not None else 0
+                self.qkey = accepted_qkey(self, self.link, own, param)
                 self.connector.accept_datagram(param, self._qp_num(param), self.qkey)
             else:
                 self._accept_connection(param)
@@ -395,6 +411,8 @@ class SoftId(IdCore):
             if not self.may(Trigger.DISCONNECT) or not self.connector.is_open:
                 raise self.refuse(Trigger.DISCONNECT.value)
             self._fail_qp()
+            if self._datagram_qp is not None:
+                self._datagram_qp.fail()
             was_disconnected = self._is_disconnected
             return self.connector.disconnect() and not was_disconnected
 
@@ -455,9 +473,9 @@ class SoftId(IdCore):
         param = ConnParam(private_data, 0, 0, retry_count=0, rnr_retry_count=0)
         self._report(CmEventType.REJECTED, reason, param, text)
 
-    def unreachable(self, status: int, text: str) -> None:
+    def unreachable(self, status: int, text: str, param: UdParam | None = None) -> None:
         self._fail_qp()
-        self._report(CmEventType.UNREACHABLE, status, None, text)
+        self._report(CmEventType.UNREACHABLE, status, param, text)
 
     def datagram_resolved(self, param: UdParam) -> None:
         self.qkey = param.qkey
@@ -492,11 +510,15 @@ class SoftId(IdCore):
     def attach_qp(self, qp: QP | None) -> None:
         with self.runtime.lock:
             if qp is None:
-                self.qp = self._soft_qp = None
+                self.qp = self._soft_qp = self._datagram_qp = None
                 return
             backend = qp.backend
-            assert isinstance(backend, SoftQP)
-            self._initial_attributes(backend.attr)
+            assert isinstance(backend, SoftQP | SoftUdQP)
+            fill_initial(self, self.link, self.connector, backend.attr)
+            if isinstance(backend, SoftUdQP):
+                backend.advance(QPState.RTS)
+                self.qp, self._datagram_qp = qp, backend
+                return
             backend.advance(QPState.INIT)
             backend.on_comm_est = self._data_arrived
             self.qp, self._soft_qp = qp, backend
@@ -506,6 +528,7 @@ class SoftId(IdCore):
             self.connector.data_arrived()
 
     def _fail_qp(self) -> None:
+        """The queue pair of a connection goes to ERR with it. One of datagrams has no connection."""
         if self._soft_qp is not None:
             self._soft_qp.fail()
 
@@ -519,36 +542,7 @@ class SoftId(IdCore):
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         with self.runtime.lock:
-            if self.port_view is None:
-                raise cm_error(errno.EINVAL, "the id is not bound to a device", "init_qp_attr", hint="resolve_addr()")
-            try:
-                attr = QPAttr(qp_state=QPState(state), port_num=self.port_num)
-            except ValueError:
-                raise cm_error(errno.EINVAL, f"unknown state {state}", "init_qp_attr") from None
-            if self.qp_type == QPType.UD:
-                return self._datagram_attributes(attr)
-            if attr.qp_state is QPState.INIT:
-                self._initial_attributes(attr)
-                return attr, _TO_INIT
-            if attr.qp_state not in (QPState.RTR, QPState.RTS):
-                return attr, _M.STATE
-            self.connector.connected_attributes(attr)
-            return attr, _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
-
-    def _datagram_attributes(self, attr: QPAttr) -> tuple[QPAttr, QPAttrMask]:
-        if attr.qp_state is QPState.INIT:
-            attr.qkey = self.qkey = self.qkey or self.link.default_qkey()
-            attr.pkey_index = self.link.pkey_index()
-            return attr, _DATAGRAM_TO_INIT
-        return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
-
-    def _initial_attributes(self, attr: QPAttr) -> None:
-        """Fill in what a queue pair needs to get to INIT."""
-        attr.port_num = self.port_num
-        attr.pkey_index = self.link.pkey_index()
-        access = self.connector.access()
-        if access is not None:
-            attr.qp_access_flags = access
+            return attributes_of(self, self.link, self.connector, state)
 
     # -- the end --------------------------------------------------------------------------------------
 
@@ -567,7 +561,7 @@ class SoftId(IdCore):
     def _part(self) -> None:
         """Let go of the parts that refer to this id: then it is freed without the garbage collector."""
         del self._resolver, self.link, self.connector
-        self.qp = self._soft_qp = None
+        self.qp = self._soft_qp = self._datagram_qp = None
 
 
 # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from rdmacm.errors import RdmaError
+    from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
@@ -120,6 +121,12 @@ class Link(Protocol):
 
         The arguments, and the result if nothing is set, are those of :meth:`check_request`.
         """
+
+    def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
+        """See :class:`rdmacm.multicast.MulticastBackend`. The id is bound to a port and of type UD."""
+
+    def leave_multicast(self, join: GroupJoin) -> None:
+        """End a join, which this link has; no event follows."""
 
     def pkey_index(self) -> int:
         """The index of :meth:`partition` in the port's P_Key table."""

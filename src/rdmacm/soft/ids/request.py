@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rdmacm.address import Gid
-from rdmacm.connparam import ConnParam
+from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ
 from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
+from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import Mtu
 
 __all__ = ["header_of", "param_of_request", "path_of_request"]
@@ -22,11 +23,11 @@ def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
     return header if header.family is not None else None
 
 
-def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam:
+def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam | UdParam:
     """The parameters of CONNECT_REQUEST: private data without the header, and depths as seen from this side."""
     user = request.private_data[HEADER_SIZE:] if has_header else request.private_data
     if isinstance(request, SIDR_REQ):
-        return ConnParam(private_data=user, responder_resources=0, initiator_depth=0)
+        return UdParam(user, AHAttr(), 0, 0)  # it does not say which queue pair asks
     return ConnParam(
         private_data=user,
         responder_resources=request.initiator_depth,

@@ -8,16 +8,18 @@ from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, is_multicast, service_id
 from rdmacm.cmstate import Trigger
+from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.sa import PathRecord
-from rdmacm.resolution.hosts import PortView
+from rdmacm.resolution.hosts import PortView, RocePortView
 from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
 from rdmacm.soft.ids.core import IdCore, explain_failure
@@ -31,6 +33,7 @@ from rdmacm.verbs.enums import Mtu
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from rdmacm.multicast import GroupJoin
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
 
@@ -52,10 +55,12 @@ class _Fit(NamedTuple):
 class RoceLink:
     """See :class:`rdmacm.soft.ids.link.Link`."""
 
-    __slots__ = ("_id",)
+    __slots__ = ("_groups", "_id")
 
     def __init__(self, core: IdCore) -> None:
         self._id = core
+        #: The group and the interface of each join that receives; None until the first.
+        self._groups: dict[GroupJoin, tuple[bytes, int]] | None = None
 
     # -- resolving a route ----------------------------------------------------------------------------
 
@@ -109,7 +114,40 @@ class RoceLink:
     # -- the passive side -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Nothing to do: a route takes no time."""
+        """Leave the multicast groups. A route takes no time."""
+        for join in list(self._groups or ()):
+            self.leave_multicast(join)
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
+        """Join a group by the host's own means, IGMP or MLD: RoCE has no subnet administrator.
+
+        Of a SockAddrIB, the GID is that of the group.
+        """
+        core = self._id
+        view = core.port_view
+        assert isinstance(view, RocePortView)
+        ip = group.ip if isinstance(group, InetAddr) else group.addr.ip
+        if not is_multicast(ip):
+            text = "not the address of a multicast group"
+            raise cm_error(errno.EINVAL, text, "join_multicast", str(group), "224.0.0.0/4 or ff00::/8")
+        if len(ip) != len(core.sgid.ip):
+            text = f"the id is bound to {core.local_addr}, of another address family"
+            raise cm_error(errno.EINVAL, text, "join_multicast", str(group))
+        if not send_only:
+            core.host.mux.groups.join(ip, view.interface.index)
+            self._groups = self._groups or {}
+            self._groups[join] = ip, view.interface.index
+        core.qkey = core.qkey or UDP_QKEY
+        route = GlobalRoute(Gid.from_ip(ip), core.gid_index, 0, _DEFAULT_HOP_LIMIT, core.options.tos or 0)
+        param = UdParam(b"", AHAttr(is_global=True, port_num=core.port_num, gr=route), MULTICAST_QPN, core.qkey)
+        core.post(CmEventType.MULTICAST_JOIN, param=param, join=join)
+
+    def leave_multicast(self, join: GroupJoin) -> None:
+        member = self._groups.pop(join, None) if self._groups else None
+        if member is not None:
+            self._id.host.mux.groups.leave(*member)
 
     def check_request(
         self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager

@@ -12,16 +12,28 @@ from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple, Protocol, TypeAlias
 
+from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 
-__all__ = ["Received", "SocketAddress", "Undelivered", "Wire", "WirePath", "WireRoute"]
+__all__ = [
+    "IpFields",
+    "PacketBuffer",
+    "Received",
+    "SocketAddress",
+    "Undelivered",
+    "Wire",
+    "WirePath",
+    "WireRoute",
+    "group_key",
+    "group_of",
+]
 
 
 class WirePath(NamedTuple):
     """A local address and one of a peer: ``local`` and ``remote`` are packed IP addresses.
 
-    ``scope_id`` is the interface index if they are link-local, else 0.
+    ``scope_id`` is the interface index if they are link-local or ``remote`` is a multicast group, else 0.
     """
 
     local: bytes
@@ -37,10 +49,46 @@ class WirePath(NamedTuple):
 #: A socket address of IPv4 or IPv6, as Python's sockets return it.
 SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
+
+class IpFields(NamedTuple):
+    """Fields of the IP header of a received packet, 8 bits each.
+
+    - ``traffic_class``: IPv4's type of service.
+    - ``hop_limit``: IPv4's time to live.
+    """
+
+    traffic_class: int = 0
+    hop_limit: int = DEFAULT_HOP_LIMIT
+
+
+class PacketBuffer(bytearray):
+    """Memory for a received packet.
+
+    - ``ip_fields``: the :class:`IpFields` of the packet, if the wire was asked to report them; else the usual ones.
+    """
+
+    __slots__ = ("ip_fields",)
+
+    def __init__(self, source: int | bytes, ip_fields: IpFields | None = None) -> None:
+        super().__init__(source)
+        self.ip_fields = ip_fields or IpFields()
+
+
 #: (data, segment, source, destination) of a packet that was received, or with ``segment`` > 0 of a train of packets of
 #: that many bytes, of which the last may be shorter. ``data`` is valid until the next ``receive()``. ``source`` is a
-#: socket address, ``destination`` a packed local address.
+#: socket address, ``destination`` a packed local address, or of a multicast packet its :func:`group_key`. ``data`` is a
+#: view of a :class:`PacketBuffer`, or of an object without fields of the IP header.
 Received: TypeAlias = "tuple[memoryview, int, SocketAddress, bytes]"
+
+
+def group_key(group: bytes, ifindex: int) -> bytes:
+    """A multicast group on an interface: the packed address, and the index of the interface in four bytes more."""
+    return group + ifindex.to_bytes(4, "big")
+
+
+def group_of(destination: bytes) -> bytes:
+    """The packed address of the destination of a packet, of which a multicast group is a :func:`group_key`."""
+    return destination if len(destination) in (4, 16) else destination[:-4]
 
 
 class Undelivered(NamedTuple):
@@ -116,8 +164,11 @@ class Wire(Protocol):
         With ``skip_poll`` only the socket that was busy last may be read: for callers that call again at once.
         """
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
-        """Prepare to send along a path. ValueError if its addresses are of two families."""
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> WireRoute:
+        """Prepare to send along a path. ValueError if its addresses are of two families.
+
+        ``traffic_class``, 8 bits, and ``hop_limit``, 1 to 255, are those of the IP header; hop limit 0: the system's.
+        """
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
         """Send a packet, or with ``segment`` a train. False if the system had no room: the packet is lost."""
@@ -130,3 +181,16 @@ class Wire(Protocol):
 
     def unlisten(self, token: object) -> None:
         """End a :meth:`listen`."""
+
+    def report_ip_fields(self) -> None:
+        """Have :class:`IpFields` in each :class:`PacketBuffer` from now on."""
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        """Receive the packets for QP 0xFFFFFF of a multicast group that arrive at an interface. The wire is open.
+
+        The host is a member of the group there until :meth:`leave_group`. A group is joined once at a time. ENODEV: the
+        interface is gone; EMFILE or ENOBUFS: the system has no room for another membership.
+        """
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        """End a :meth:`join_group`. Does nothing if the wire was closed meanwhile."""

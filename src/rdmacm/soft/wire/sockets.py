@@ -13,11 +13,12 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from socket import AF_INET, AF_INET6
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.processes import process_text
-from rdmacm.soft.wire.base import Undelivered
+from rdmacm.soft.wire.base import IpFields, Undelivered
 
 __all__ = [
     "ANCILLARY_SPACE",
@@ -30,8 +31,12 @@ __all__ = [
     "bind_error",
     "control",
     "discard_errors",
+    "ip_fields",
+    "join_group",
+    "open_group_socket",
     "open_socket",
     "read_error",
+    "report_ip_fields",
     "segment_control",
     "set_queue_bytes",
     "set_trains",
@@ -52,6 +57,11 @@ _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
 _ORIGIN_ICMP, _ORIGIN_ICMP6 = 2, 3
+_IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29
+_IP_RECVTTL = 12
+#: The ancillary messages with the type of service or traffic class, and with the time to live or hop limit.
+_TRAFFIC_CLASS = ((socket.IPPROTO_IP, socket.IP_TOS), (socket.IPPROTO_IPV6, socket.IPV6_TCLASS))
+_HOP_LIMIT = ((socket.IPPROTO_IP, socket.IP_TTL), (socket.IPPROTO_IPV6, socket.IPV6_HOPLIMIT))
 
 _IS_LINUX = sys.platform == "linux"
 
@@ -64,8 +74,8 @@ _IPV6_PKTINFO: int = getattr(socket, "IPV6_PKTINFO", 50)
 #: The ancillary message with the destination address of a packet, and where in it the address begins and ends.
 PACKET_INFO = {AF_INET: (_IP_PKTINFO, 8, 12), AF_INET6: (_IPV6_PKTINFO, 0, 16)}
 
-#: Bytes of ancillary data of a received datagram at most: in6_pktinfo and the segment size.
-ANCILLARY_SPACE = 64
+#: Bytes of ancillary data of a received datagram at most: in6_pktinfo, the segment size, and two fields of the header.
+ANCILLARY_SPACE = 128
 
 #: The size requested for send and receive buffers, in bytes; the system gives what it allows. A path with a large
 #: bandwidth-delay product has megabytes under way.
@@ -73,6 +83,8 @@ _QUEUE_BYTES = 4 << 20
 
 _IN_PKTINFO = struct.Struct("=I4s4s")
 _IN6_PKTINFO = struct.Struct("=16sI")
+_IP_MREQN = struct.Struct("=4s4si")
+_IPV6_MREQ = struct.Struct("=16si")
 _INT = struct.Struct("=i")
 _U16 = struct.Struct("=H")
 #: The errno and the origin of struct sock_extended_err, which the reporter's socket address follows.
@@ -113,10 +125,13 @@ def _set_options(sock: socket.socket, family: int) -> None:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     if not _IS_LINUX:
         return
+    # With MULTICAST_ALL a socket bound to every address gets the packets of all groups that the host is a member of.
     if family == AF_INET:
+        try_option(sock, socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
         try_option(sock, socket.IPPROTO_IP, _IP_RECVERR, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
     else:
+        try_option(sock, socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL, 0)
         try_option(sock, socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
         # Adapters send RoCEv2 over IPv6 with a UDP checksum of 0. By default the system drops such packets.
@@ -148,6 +163,37 @@ def open_socket(family: int, port: int, *, shared: bool = False) -> socket.socke
     return sock
 
 
+def open_group_socket(group: bytes, ifindex: int, port: int) -> socket.socket:
+    """Return a socket that receives the packets of a multicast group which arrive at an interface.
+
+    It is bound to the group's address. So it is not among the sockets of the port that are bound to every address, and
+    the kernel gives it a copy of each packet, beside those of other processes. OSError if it cannot be a member.
+    """
+    family = AF_INET if len(group) == 4 else AF_INET6
+    host = socket.inet_ntop(family, group)
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.setblocking(False)
+        _set_options(sock, family)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port) if family == AF_INET else (host, port, 0, ifindex))
+        join_group(sock, group, ifindex)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def join_group(sock: socket.socket, group: bytes, ifindex: int, *, leave: bool = False) -> None:
+    """Make a socket a member of a multicast group at an interface; with ``leave`` end that."""
+    if len(group) == 4:
+        option = socket.IP_DROP_MEMBERSHIP if leave else socket.IP_ADD_MEMBERSHIP
+        sock.setsockopt(socket.IPPROTO_IP, option, _IP_MREQN.pack(group, bytes(4), ifindex))
+    else:
+        option = socket.IPV6_LEAVE_GROUP if leave else socket.IPV6_JOIN_GROUP
+        sock.setsockopt(socket.IPPROTO_IPV6, option, _IPV6_MREQ.pack(group, ifindex))
+
+
 def set_trains(sock: socket.socket, on: bool) -> bool:
     """Receive packets as trains if the system can. Return whether it can send trains."""
     if not _IS_LINUX:
@@ -157,16 +203,43 @@ def set_trains(sock: socket.socket, on: bool) -> bool:
     return on and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
 
 
-def control(local: bytes, scope_id: int, traffic_class: int) -> Control:
-    """The ancillary data of datagrams from an address, through an interface if ``scope_id`` is not 0."""
-    if len(local) == 4:
-        found = [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(scope_id, local, bytes(4)))]
-        if traffic_class:
-            found.append((socket.IPPROTO_IP, socket.IP_TOS, _INT.pack(traffic_class)))
+def report_ip_fields(sock: socket.socket) -> None:
+    """Have what :func:`ip_fields` reads in the ancillary data of received packets, if the system can."""
+    if sock.family == AF_INET:
+        options = socket.IPPROTO_IP, _IP_RECVTTL, socket.IP_RECVTOS
     else:
-        found = [(socket.IPPROTO_IPV6, _IPV6_PKTINFO, _IN6_PKTINFO.pack(local, scope_id))]
-        if traffic_class:
-            found.append((socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _INT.pack(traffic_class)))
+        options = socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, socket.IPV6_RECVTCLASS
+    level, *names = options
+    for name in names:
+        try_option(sock, level, name, 1)
+
+
+def ip_fields(ancillary: Iterable[tuple[int, int, bytes]]) -> IpFields:
+    """The fields of the IP header of a packet that was received with this ancillary data."""
+    traffic_class, hop_limit = IpFields()
+    for level, kind, value in ancillary:
+        if (level, kind) in _TRAFFIC_CLASS:
+            traffic_class = int.from_bytes(value[:4], sys.byteorder)  # IPv4's is one byte
+        elif (level, kind) in _HOP_LIMIT:
+            hop_limit = int.from_bytes(value[:4], sys.byteorder)
+    return IpFields(traffic_class & 0xFF, hop_limit & 0xFF)
+
+
+def control(local: bytes, scope_id: int, traffic_class: int, hop_limit: int = 0) -> Control:
+    """The ancillary data of datagrams from an address, through an interface if ``scope_id`` is not 0.
+
+    Traffic class 0 and hop limit 0 are those of the system.
+    """
+    is_ipv4 = len(local) == 4
+    level = socket.IPPROTO_IP if is_ipv4 else socket.IPPROTO_IPV6
+    if is_ipv4:
+        found = [(level, _IP_PKTINFO, _IN_PKTINFO.pack(scope_id, local, bytes(4)))]
+    else:
+        found = [(level, _IPV6_PKTINFO, _IN6_PKTINFO.pack(local, scope_id))]
+    if traffic_class:
+        found.append((level, socket.IP_TOS if is_ipv4 else socket.IPV6_TCLASS, _INT.pack(traffic_class)))
+    if hop_limit:
+        found.append((level, socket.IP_TTL if is_ipv4 else socket.IPV6_HOPLIMIT, _INT.pack(hop_limit)))
     return found
 
 

@@ -17,11 +17,9 @@ _BURST, _RATE = 256, 4000
 class Source:
     """A socket to receive from."""
 
-    __slots__ = ("end", "info", "is_gsi", "recent", "recvmsg_into", "start", "takes_multicast")
+    __slots__ = ("end", "info", "is_gsi", "recent", "recvmsg_into", "start")
 
-    def __init__(self, sock: socket.socket, is_gsi: bool, takes_multicast: bool = False) -> None:
-        #: Whether multicast packets are taken from it; they arrive at every socket.
-        self.takes_multicast = takes_multicast
+    def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
         #: Whether it is one of slot 0, where management datagrams arrive.
         self.is_gsi = is_gsi
         #: The source itself, if packets for queue pairs arrive there.

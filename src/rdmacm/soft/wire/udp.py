@@ -30,14 +30,16 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from socket import AF_INET, AF_INET6
+from typing import cast
 
 from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered
+from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered, group_of
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
+from rdmacm.soft.wire.groups import GroupSockets, GroupSource
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
 from rdmacm.soft.wire.slot_filter import (
@@ -87,8 +89,9 @@ class UdpWire(UdpSender):
     ``counters`` counts packets that were lost or took the slow way: ``no_room`` (the send queue stayed full), the name
     of an errno for each packet or train that the system refused, ``trains_cut`` (trains whose packets were sent one by
     one), ``short`` (shorter than any packet), ``forwarded`` (to another process), ``forward_full`` (lost, because that
-    process does not keep up), ``stray`` (for no existing process). Of the reports of undelivered packets it counts all
-    (``undelivered``), and those about anything but a connection request of these processes (``undelivered_ignored``).
+    process does not keep up), ``stray`` (for no existing process; multicast by its address or by its QP number alone).
+    Of the reports of undelivered packets it counts all (``undelivered``), and those about anything but a connection
+    request of these processes (``undelivered_ignored``).
 
     ``tap`` sees every datagram and train after it was sent, and as it is received.
     """
@@ -119,6 +122,8 @@ class UdpWire(UdpSender):
         self._request_rate = RequestRate()
         #: Receive buffers: as ``recvmsg_into`` takes them, as bytes, as words; how many the last receive() used.
         self._buffers: list[tuple[list[memoryview], memoryview, memoryview]] = []
+        #: See :meth:`report_ip_fields`.
+        self._reports_ip_fields = False
         self._used = 0
         #: Calls of receive(), and how many of the latest in a row found something.
         self._calls = 0
@@ -131,6 +136,8 @@ class UdpWire(UdpSender):
         self._sender = ForwardSender()
         #: The service ids that this process listens on.
         self._listeners = Listeners()
+        #: The multicast groups of this process.
+        self._groups = GroupSockets()
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -156,7 +163,7 @@ class UdpWire(UdpSender):
             self._sockets = self._open_alone()
             self._add_slot(1 + secrets.randbelow(MAX_SLOT))
             for sock in self._sockets:
-                self._add_data_socket(sock, True)
+                self._add_data_socket(sock)
             return
         self._sockets = group.slots[0].data
         for admission in group.admission:
@@ -186,7 +193,7 @@ class UdpWire(UdpSender):
         """Receive the packets for a slot of this process, and what others forward to it."""
         self._receivers.append(self._forward_receiver(owned.name))
         for sock in owned.data:
-            self._add_data_socket(sock, not self.slots)
+            self._add_data_socket(sock)
         self._add_slot(owned.slot)
 
     def _add_slot(self, slot: int) -> None:
@@ -194,9 +201,9 @@ class UdpWire(UdpSender):
         self.slot = self.slots[0]
         self._own = frozenset(self.slots) - {_MULTICAST_SLOT}
 
-    def _add_data_socket(self, sock: socket.socket | None, takes_multicast: bool) -> None:
+    def _add_data_socket(self, sock: socket.socket | None) -> None:
         if sock is not None:
-            self._watch_socket(sock, Source(sock, False, takes_multicast))
+            self._watch_socket(sock, Source(sock, False))
             if sockets.set_trains(sock, self._trains):
                 self._train_bytes = LONGEST
 
@@ -219,6 +226,15 @@ class UdpWire(UdpSender):
     def _watch_socket(self, sock: socket.socket, source: Source) -> None:
         self._watched_sockets[sock.fileno()] = sock
         self._watch(sock.fileno(), partial(self._read, source))
+        if self._reports_ip_fields:
+            sockets.report_ip_fields(sock)
+
+    def report_ip_fields(self) -> None:
+        """See :meth:`rdmacm.soft.wire.base.Wire.report_ip_fields`. A packet that is forwarded has none."""
+        if not self._reports_ip_fields:
+            self._reports_ip_fields = True
+            for sock in self._watched_sockets.values():
+                sockets.report_ip_fields(sock)
 
     def _unwatch(self, fd: int) -> None:
         if self._poller is not None:
@@ -241,6 +257,7 @@ class UdpWire(UdpSender):
         self._readers.clear()
         self._watched_sockets.clear()
         self._listeners.close()
+        self._groups.close()
         for receiver in self._receivers:
             receiver.close()
         self._receivers.clear()
@@ -307,6 +324,47 @@ class UdpWire(UdpSender):
     def unlisten(self, token: object) -> None:
         self._listeners.remove(token)
 
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        """See :meth:`Wire.join_group`. EOPNOTSUPP if this system cannot share the port among sockets."""
+        if self._poller is None:
+            raise cm_error(errno.EBADF, "the wire is not open", "join_multicast")
+        if self._group is None:
+            raise cm_error(errno.EOPNOTSUPP, "this system does not let several sockets share a port", "join_multicast")
+        sock, source = self._groups.join(group, ifindex, self.port)
+        self._watched_sockets[sock.fileno()] = sock
+        self._watch(sock.fileno(), partial(self._read_group, source))
+        sockets.report_ip_fields(sock)
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        sock = self._groups.take(group, ifindex)
+        if sock is not None:
+            with sock:
+                del self._watched_sockets[sock.fileno()]
+                self._unwatch(sock.fileno())
+
+    def _read_group(self, source: GroupSource, found: list[Received]) -> None:
+        """Read packets of a multicast group. Others than those for QP 0xFFFFFF are not wanted there."""
+        limit = self._used + _BATCH
+        while self._used < limit:
+            if self._used == len(self._buffers):
+                self._add_buffer()
+            buffers, view, _ = self._buffers[self._used]
+            try:
+                size, control, _, remote = source.recvmsg_into(buffers, _ANCILLARY_SPACE)
+            except OSError:
+                return
+            self._used += 1
+            data = view[:size]
+            if size < SHORTEST_PACKET:
+                self.counters["short"] += 1
+            elif qpn_of(data) != MULTICAST_QPN or not source.has_arrived(control):
+                self.counters["stray"] += 1
+            else:
+                cast("PacketBuffer", view.obj).ip_fields = sockets.ip_fields(control)
+                found.append((data, 0, remote, source.key))
+
     def _forward_receiver(self, sock: socket.socket) -> ForwardReceiver:
         return ForwardReceiver(sock, self._watch, self._unwatch, self._forwarded_report)
 
@@ -365,8 +423,7 @@ class UdpWire(UdpSender):
         recvmsg_into, info = source.recvmsg_into, source.info
         while self._used < limit:
             if self._used == len(self._buffers):
-                view = memoryview(bytearray(65536))
-                self._buffers.append(([view], view, view.cast("I")))
+                self._add_buffer()
             buffers, view, words = self._buffers[self._used]
             try:
                 size, control, _, remote = recvmsg_into(buffers, _ANCILLARY_SPACE)
@@ -397,6 +454,8 @@ class UdpWire(UdpSender):
                 continue
             if segment >= size:
                 segment = 0
+            if self._reports_ip_fields:
+                cast("PacketBuffer", view.obj).ip_fields = sockets.ip_fields(control)
             data = view[:size]
             if hold is not None and hold(data, remote, local):
                 continue
@@ -413,11 +472,15 @@ class UdpWire(UdpSender):
                 ):
                     found.append(received)
                 else:
-                    self._sort_train(source, received, found)
-            elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own or self._is_ours(source, received):
+                    self._sort_train(received, found)
+            elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own or self._is_ours(received):
                 found.append(received)
 
-    def _sort_train(self, source: Source, train: Received, found: list[Received]) -> None:
+    def _add_buffer(self) -> None:
+        view = memoryview(PacketBuffer(65536))
+        self._buffers.append(([view], view, view.cast("I")))
+
+    def _sort_train(self, train: Received, found: list[Received]) -> None:
         """Keep this process's packets of a train, and forward the others."""
         data, segment, remote, local = train
         columns = bytes(data[_QPN::segment]), bytes(data[_QPN + 1 :: segment])
@@ -428,17 +491,18 @@ class UdpWire(UdpSender):
             packet = data[start : start + segment]
             if len(packet) < SHORTEST_PACKET:
                 self.counters["short"] += 1
-            elif self._is_ours(source, (packet, 0, remote, local)):
+            elif self._is_ours((packet, 0, remote, local)):
                 found.append((packet, 0, remote, local))
 
-    def _is_ours(self, source: Source, received: Received) -> bool:
+    def _is_ours(self, received: Received) -> bool:
         """Whether a single packet is for this process; if not, it is forwarded."""
         assert self._group is not None
         packet = received[0]
         slot = slot_of(packet)
         qpn = qpn_of(packet)
-        if qpn == MULTICAST_QPN:
-            return source.takes_multicast
+        if qpn == MULTICAST_QPN:  # but sent to this host alone
+            self.counters["stray"] += 1
+            return False
         if slot in self.slots:
             return True
         if slot:
@@ -506,5 +570,6 @@ class UdpWire(UdpSender):
     def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
         host, port = remote[:2]
         assert self.tap is not None and isinstance(host, str) and isinstance(port, int)
+        local = group_of(local)
         family = AF_INET if len(local) == 4 else AF_INET6
         self.tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)

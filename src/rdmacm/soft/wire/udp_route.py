@@ -20,7 +20,7 @@ class UdpRoute:
     __slots__ = ("address", "control", "_icrc", "is_ipv6", "no_trains", "_segment", "_train_control", "path",
                  "remote_host", "source_port", "traffic_class")  # fmt: skip
 
-    def __init__(self, path: WirePath, traffic_class: int, port: int) -> None:
+    def __init__(self, path: WirePath, traffic_class: int, port: int, hop_limit: int = 0) -> None:
         if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
             raise ValueError(f"a path has two addresses of 4 or 16 bytes, not {len(path.local)} and {len(path.remote)}")
         #: The path, the type of service or traffic class of its packets, and the UDP port they leave from.
@@ -32,7 +32,7 @@ class UdpRoute:
         host = self.remote_host
         self.address: SocketAddress = (host, port, 0, path.scope_id) if self.is_ipv6 else (host, port)
         #: The ancillary data of a packet, and of a train of packets of ``_segment`` bytes.
-        self.control = sockets.control(path.local, path.scope_id, traffic_class)
+        self.control = sockets.control(path.local, path.scope_id, traffic_class, hop_limit)
         self._segment = 0
         self._train_control = self.control
         #: Whether the system has refused a train on this path.

@@ -58,9 +58,9 @@ class UdpSender:
         """Give a report to the process that has sent the packet."""
         raise NotImplementedError
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> UdpRoute:
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> UdpRoute:
         """See :meth:`Wire.route`."""
-        return UdpRoute(path, traffic_class, self.port)
+        return UdpRoute(path, traffic_class, self.port, hop_limit)
 
     def can_segment(self) -> int:
         """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``sockets.MAX_SEGMENTS``)."""

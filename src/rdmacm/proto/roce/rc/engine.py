@@ -12,13 +12,11 @@ from rdmacm.proto.roce.opcodes import (
     BTH_LENGTH,
     HEADER_LENGTH,
     IS_RESPONSE,
-    OPERATION,
     TRANSPORT_MASK,
-    Operation,
 )
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc import fast_path, requester, responder, responses
-from rdmacm.proto.roce.rc.codes import BTH_HALVES, LOWEST_NAK_AETH
+from rdmacm.proto.roce.rc.codes import BTH_HALVES, FLUSH, LOWEST_NAK_AETH
 from rdmacm.proto.roce.rc.failure import fail, flush_recv
 from rdmacm.proto.roce.rc.fast_path import FIXED_BTH_BITS, LONGEST_PACKET
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
@@ -29,12 +27,8 @@ from rdmacm.work import WC, RecvWork, SendWork
 
 __all__ = ["RcEngine"]
 
-_NOT_IMPLEMENTED = (Operation.FLUSH, Operation.ATOMIC_WRITE)
 #: By opcode: bytes of its headers at least, 0 for opcodes that a reliable connection here does not accept.
-_HEADER_LENGTHS = bytes(
-    HEADER_LENGTH[opcode] if not opcode & TRANSPORT_MASK and OPERATION[opcode] not in _NOT_IMPLEMENTED else 0
-    for opcode in range(256)
-)
+_HEADER_LENGTHS = bytes(0 if opcode & TRANSPORT_MASK else HEADER_LENGTH[opcode] for opcode in range(256))
 #: The same in RTR, where no response is expected.
 _REQUEST_HEADER_LENGTHS = bytes(0 if IS_RESPONSE[opcode] else _HEADER_LENGTHS[opcode] for opcode in range(256))
 
@@ -84,10 +78,7 @@ class RcEngine(RcState):
         a = attributes
         self.header_lengths = _HEADER_LENGTHS
         self.next_psn = self.end_psn = self.unacked_psn = a.sq_psn & PSN_MASK
-        self.timeout = a.timeout
-        self.retry_cnt = self.retries_left = a.retry_cnt
-        self.rnr_retry = self.rnr_retries_left = a.rnr_retry
-        self.max_rd_atomic = a.max_rd_atomic
+        self._take_send_attributes(a)
         requester.set_window(self)
         self.can_send = True
 
@@ -96,6 +87,21 @@ class RcEngine(RcState):
 
     def set_min_rnr_timer(self, code: int) -> None:
         self.min_rnr_timer = code
+
+    def set_max_dest_rd_atomic(self, count: int) -> None:
+        self.max_dest_rd_atomic = count
+        self.resources = deque(self.resources, maxlen=count)
+
+    def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
+        self._take_send_attributes(attributes)
+        requester.start_timer(self, now)
+
+    def _take_send_attributes(self, attributes: RtsAttributes) -> None:
+        a = attributes
+        self.timeout = a.timeout
+        self.retry_cnt = self.retries_left = a.retry_cnt
+        self.rnr_retry = self.rnr_retries_left = a.rnr_retry
+        self.max_rd_atomic = a.max_rd_atomic
 
     def post_send(self, work: SendWork) -> None:
         """See :meth:`QPEngine.post_send`. ValueError also for an opcode that a reliable connection does not send."""
@@ -247,7 +253,7 @@ class RcEngine(RcState):
         if not header_length or size < header_length + pad + ICRC_LENGTH or half & FIXED_BTH_BITS != self.receive_bth:
             reason = self._check_headers(half, size)
         if not reason and crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
-            reason = self._solve_icrc(packet)
+            reason = self._solve_icrc(packet, opcode)
         if reason:
             self.counters.dropped[reason] += 1
             return False
@@ -256,13 +262,15 @@ class RcEngine(RcState):
             return responses.received(self, opcode, psn, body, now)
         return responder.received(self, opcode, psn, half >> 48 & 0x80 | word >> 31, body)
 
-    def _solve_icrc(self, packet: memoryview) -> str:
+    def _solve_icrc(self, packet: memoryview, opcode: int) -> str:
         """Find the IPv4 identification of a packet that lacks the expected one; return "icrc" for a damaged packet.
 
         A peer may count identifications in another way; or FECN, BECN and the bits after them, which the ICRC skips,
-        are not 0.
+        are not 0. A FLUSH may have rxe's ICRC.
         """
         found = self.icrc_in.solve((packet,), self.identification)
+        if found is None and opcode == FLUSH:
+            found = self.icrc_in.solve_twice(packet, self.identification)
         if found is None:
             return "icrc"
         self.identification = found

@@ -26,8 +26,9 @@ __all__ = ["REQUEST_TYPES", "UNSUPPORTED", "RequestType"]
 class RequestType:
     """How the requests of one opcode are sent, and how they complete."""
 
-    __slots__ = ("completes", "first", "is_atomic", "is_data", "is_plain", "is_read", "is_write", "last", "middle",
-                 "only", "with_immediate", "with_invalidate")  # fmt: skip
+    __slots__ = ("completes", "first", "has_empty_response", "is_acknowledged", "is_atomic", "is_atomic_write",
+                 "is_data", "is_flush", "is_local", "is_plain", "is_read", "is_write", "last", "middle", "only",
+                 "with_immediate", "with_invalidate")  # fmt: skip
 
     def __init__(
         self,
@@ -41,11 +42,20 @@ class RequestType:
         self.completes = completes
         #: BTH opcodes of the packets of its message, if it sends one.
         self.first, self.middle, self.last, self.only = opcodes or (0, 0, 0, 0)
-        #: Whether it sends a message, which an ACK completes; a READ or atomic completes with its response.
+        #: Whether it sends a message; the requests of other opcodes are one packet each.
         self.is_data = opcodes is not None
         self.is_write = completes is WCOpcode.RDMA_WRITE
         self.is_read = completes is WCOpcode.RDMA_READ
         self.is_atomic = completes in (WCOpcode.COMP_SWAP, WCOpcode.FETCH_ADD)
+        #: Whether it sends nothing: it is complete once this side has executed it.
+        self.is_local = completes in (WCOpcode.BIND_MW, WCOpcode.LOCAL_INV)
+        self.is_flush = completes is WCOpcode.FLUSH
+        self.is_atomic_write = completes is WCOpcode.ATOMIC_WRITE
+        #: Whether its response is a READ response of no bytes (InfiniBand Architecture, annex A19).
+        self.has_empty_response = self.is_flush or self.is_atomic_write
+        #: Whether an ACK of this request or of a later one completes it. A READ or atomic needs its own response, for
+        #: the data in it.
+        self.is_acknowledged = self.is_data or self.has_empty_response
         #: Whether the last packet has immediate data, or a key to invalidate.
         self.with_immediate = immediate
         self.with_invalidate = invalidate
@@ -67,9 +77,13 @@ _TYPES = {
     WROpcode.RDMA_READ: RequestType(WCOpcode.RDMA_READ),
     WROpcode.ATOMIC_CMP_AND_SWP: RequestType(WCOpcode.COMP_SWAP),
     WROpcode.ATOMIC_FETCH_AND_ADD: RequestType(WCOpcode.FETCH_ADD),
+    WROpcode.BIND_MW: RequestType(WCOpcode.BIND_MW),
+    WROpcode.LOCAL_INV: RequestType(WCOpcode.LOCAL_INV),
+    WROpcode.FLUSH: RequestType(WCOpcode.FLUSH),
+    WROpcode.ATOMIC_WRITE: RequestType(WCOpcode.ATOMIC_WRITE),
 }
 #: The type of all opcodes that a reliable connection does not send.
-UNSUPPORTED = RequestType(WCOpcode.BIND_MW)
+UNSUPPORTED = RequestType(WCOpcode.TSO)
 #: By opcode of work requests.
 REQUEST_TYPES = [UNSUPPORTED] * (max(WROpcode) + 1)
 for _opcode, _type in _TYPES.items():

@@ -6,6 +6,9 @@ takes as many as its response has packets. ``next_psn`` is the PSN to be sent ne
 window allows, and returns to retransmit. Retransmission is go-back-N: everything from the lost packet on is sent again,
 with the same PSNs.
 
+BIND_MW and LOCAL_INV send no packet. Each is executed when all requests before it are complete, as InfiniBand
+Architecture 10.6.5.1 requires of LOCAL_INV, and completes at once.
+
 :mod:`~rdmacm.proto.roce.rc.responses` processes the peer's acknowledgements and responses.
 """
 
@@ -14,14 +17,16 @@ from __future__ import annotations
 from rdmacm.address import ALL_BITS_64
 from rdmacm.enums import WCStatus, WROpcode
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, slices, total
-from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, RETH_STRUCT
+from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, FETH_STRUCT, RETH_STRUCT, feth_word
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, crc32
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.codes import (
     ACK_REQUEST,
+    ATOMIC_WRITE,
     BTH_HALVES,
     COMPARE_SWAP,
     FETCH_ADD,
+    FLUSH,
     READ_REQUEST,
     SOLICITED_EVENT,
     WORD,
@@ -32,7 +37,7 @@ from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import SendWork
+from rdmacm.work import WC, SendWork
 
 #: Packets that may be outstanding, while none was lost. rxe allows itself as many PSNs.
 WINDOW = 128
@@ -129,6 +134,10 @@ def packets(rc: RcState, out: Trains, now: float, limit: int) -> None:
                 count = _read_request(rc, out, work, room - rc.window + rc.loss_window)
             elif kind.is_atomic:
                 count = _atomic_request(rc, out, work)
+            elif kind.is_flush:
+                count = _flush_request(rc, out, work, limit)
+            elif kind.is_atomic_write:
+                count = _atomic_write_request(rc, out, work)
             else:
                 count = _data_packets(rc, out, work, kind, room, limit)
             if not count:
@@ -147,10 +156,17 @@ def _begin_request(rc: RcState) -> bool:
     if not rc.pending_sends or rc.paused:
         return False
     work = rc.pending_sends[0]
-    if work.fence and rc.outstanding_reads:
+    while REQUEST_TYPES[work.opcode].is_local:
+        if rc.outstanding or not _execute_locally(rc, work):
+            return False
+        if not rc.pending_sends:
+            return False
+        work = rc.pending_sends[0]
+    if work.fence and any(not REQUEST_TYPES[earlier.opcode].is_data for earlier in rc.outstanding):
         return False
-    length, mtu = total(work.segments), rc.path_mtu
-    count = 1 if length <= mtu or REQUEST_TYPES[work.opcode].is_atomic else -(-length // mtu)
+    kind, mtu = REQUEST_TYPES[work.opcode], rc.path_mtu
+    length = work.flush[0] if kind.is_flush else total(work.segments)
+    count = -(-length // mtu) if length > mtu and (kind.is_data or kind.is_read) else 1
     rc.pending_sends.popleft()
     work.length = length
     work.first_psn = rc.end_psn
@@ -158,6 +174,21 @@ def _begin_request(rc: RcState) -> bool:
     work.received_bytes = work.requested_packets = 0
     rc.outstanding.append(work)
     rc.end_psn = (rc.end_psn + count) & PSN_MASK
+    return True
+
+
+def _execute_locally(rc: RcState, work: SendWork) -> bool:
+    """Execute the oldest request, a BIND_MW or LOCAL_INV. False if it is not allowed, which ends the connection."""
+    if work.opcode is WROpcode.BIND_MW:
+        done, refusal = rc.memory.bind(work.bind), WCStatus.MW_BIND_ERR
+    else:
+        done, refusal = rc.memory.invalidate(work.invalidate_rkey), WCStatus.LOC_QP_OP_ERR
+    if not done:
+        fail(rc, refusal)
+        return False
+    rc.pending_sends.popleft()
+    if work.signaled:
+        rc.completed.append(WC(work.wr_id, WCStatus.SUCCESS, REQUEST_TYPES[work.opcode].completes, qp_num=rc.qp_num))
     return True
 
 
@@ -218,7 +249,10 @@ def _middle_packets(rc: RcState, out: Trains, work: SendWork, kind: RequestType,
 
 
 def _may_request(rc: RcState) -> bool:
-    """Whether the peer has a resource for one more READ or atomic. If it has none at all, the oldest request fails."""
+    """Whether the peer has a resource for one more READ, atomic, FLUSH or ATOMIC WRITE.
+
+    If it has none at all, the oldest request fails.
+    """
     if not rc.max_rd_atomic and rc.next_psn == rc.unacked_psn:
         fail(rc, WCStatus.LOC_QP_OP_ERR)
     return rc.outstanding_reads < rc.max_rd_atomic
@@ -271,11 +305,58 @@ def _atomic_request(rc: RcState, out: Trains, work: SendWork) -> int:
     return 1
 
 
+def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
+    """Append the request of a FLUSH; return the number of packets, 0 if it has to wait.
+
+    The ICRC is the one that the peer has answered last, and the other one each second time.
+
+    rxe's responder uses a resource for a FLUSH, though its requester does not count it. Without the count, a FLUSH
+    would displace the resource of an atomic whose response may have been lost. And rxe does not find that resource when
+    the FLUSH comes again. But it answers any duplicate WRITE with an ACK of all that it has executed, so one precedes a
+    FLUSH that is repeated.
+    """
+    psn, repeats, count = rc.next_psn, work.requested_packets, 1
+    if not repeats:
+        if not _may_request(rc):
+            return 0
+        rc.outstanding_reads += 1
+    elif psn == rc.unacked_psn and limit > 1:
+        out.add(_duplicate_headers(rc), (), 32)
+        count = 2
+    work.had_icrc_twice = not work.had_icrc_twice if repeats else rc.flush_icrc_twice
+    work.requested_packets += 1
+    length, placement, selectivity = work.flush
+    rc.next_psn = (psn + 1) & PSN_MASK
+    headers = BTH_HALVES.pack(FLUSH << 56 | rc.send_bth, psn | ACK_REQUEST)
+    headers += FETH_STRUCT.pack(feth_word(selectivity, placement))
+    out.add(headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=work.had_icrc_twice)
+    return count
+
+
+def _atomic_write_request(rc: RcState, out: Trains, work: SendWork) -> int:
+    """Append the packet of an ATOMIC WRITE; return the number of packets, 0 if it has to wait."""
+    value = b"".join(slices(work.segments, 0, 8))
+    if not work.requested_packets:
+        if not _may_request(rc):
+            return 0
+        rc.outstanding_reads += 1
+        work.requested_packets = 1
+    psn = rc.next_psn
+    rc.next_psn = (psn + 1) & PSN_MASK
+    bth = BTH_HALVES.pack(ATOMIC_WRITE << 56 | rc.send_bth, psn | ACK_REQUEST)
+    out.add(bth + RETH_STRUCT.pack(work.remote_addr, work.rkey, 8), (value,), 40)
+    return 1
+
+
 # -- asking whether the peer is there -------------------------------------------------------------------------
 
 
 def duplicate(rc: RcState) -> list[Buffer]:
     """A WRITE of no bytes with the PSN before the oldest one that is not acknowledged, sealed."""
-    headers = BTH_HALVES.pack(WRITE_ONLY << 56 | rc.send_bth, rc.unacked_psn - 1 & PSN_MASK | ACK_REQUEST)
-    headers += RETH_STRUCT.pack(0, 0, 0)
+    headers = _duplicate_headers(rc)
     return [headers, ICRC_STRUCT.pack(crc32(headers, rc.icrc_out.start(len(headers) + ICRC_LENGTH)))]
+
+
+def _duplicate_headers(rc: RcState) -> bytes:
+    bth = BTH_HALVES.pack(WRITE_ONLY << 56 | rc.send_bth, rc.unacked_psn - 1 & PSN_MASK | ACK_REQUEST)
+    return bth + RETH_STRUCT.pack(0, 0, 0)

@@ -2,12 +2,19 @@
 
 Requests are executed strictly in PSN order. One that comes too early gets a single NAK and is dropped, with all that
 follow, until the expected one arrives. A duplicate is not executed again: a SEND or WRITE is acknowledged once more, a
-READ or atomic is answered from the resource that was kept. Checks are made in the order of InfiniBand Architecture
-9.7.4 and of rxe: opcode sequence, permission, resources, lengths, then the memory key; only then is memory touched.
+READ, atomic or ATOMIC WRITE is answered from the resource that was kept, a FLUSH by its PSN. Checks are made in the
+order of InfiniBand Architecture 9.7.4 and of rxe: opcode sequence, permission, resources, lengths, then the memory key;
+only then is memory touched. A duplicate READ whose key is not valid any more is dropped: it may be a late copy of one
+that is complete.
 
 Responses leave in the order of their requests. A READ response is cut into packets when it is sent, from the memory as
-it is then; consecutive acknowledgements become one. What is kept is bounded: ``max_dest_rd_atomic`` READs and atomics,
-at most two responses for each of them, and an acknowledgement between one response and the next.
+it is then; consecutive acknowledgements become one. What is kept is bounded: ``max_dest_rd_atomic`` READs, atomics and
+ATOMIC WRITEs, at most two responses for each of them, MAX_FLUSHES responses of FLUSHes, and an acknowledgement between
+one response and the next.
+
+FLUSH has nothing left to do once its permissions are checked: every write before it was made in the memory itself, by
+this process, and the memory of this device is never persistent (registration refuses it). So a FLUSH is complete when
+it is reached.
 
 Memory may be deregistered whenever no packet is being processed, so a view of it is kept during one call only and then
 looked up again by its key.
@@ -18,10 +25,10 @@ from __future__ import annotations
 import sys
 
 from rdmacm.address import ALL_BITS_64
-from rdmacm.enums import AccessFlag, WCOpcode, WCStatus
+from rdmacm.enums import AccessFlag, SelectivityLevel, WCOpcode, WCStatus
 from rdmacm.plainints import ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
-from rdmacm.proto.roce.headers import ATOMIC_ACK_ETH_STRUCT, ATOMIC_ETH_STRUCT, RETH_STRUCT
+from rdmacm.proto.roce.headers import ATOMIC_ACK_ETH_STRUCT, ATOMIC_ETH_STRUCT, FETH_STRUCT, RETH_STRUCT
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, IS_END, IS_START, OPERATION, ExtendedHeader, Operation
 from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.rc.codes import (
@@ -29,8 +36,8 @@ from rdmacm.proto.roce.rc.codes import (
     ACKNOWLEDGE,
     ATOMIC_ACKNOWLEDGE,
     BTH_HALVES_AETH,
-    COMPARE_SWAP,
     FETCH_ADD,
+    FLUSH,
     NAK_INVALID_REQUEST,
     NAK_PSN_SEQUENCE_ERROR,
     NAK_REMOTE_ACCESS_ERROR,
@@ -47,10 +54,12 @@ from rdmacm.proto.roce.rc.codes import (
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.roce.rc.trains import Trains
-from rdmacm.work import WC, RecvWork
+from rdmacm.work import WC, Memory, RecvWork
 
 _NO_BYTES = memoryview(b"")
 _SEND, _WRITE = int(Operation.SEND), int(Operation.RDMA_WRITE)
+_READ, _ATOMIC = int(Operation.RDMA_READ), int(Operation.ATOMIC)
+_FLUSH, _ATOMIC_WRITE = int(Operation.FLUSH), int(Operation.ATOMIC_WRITE)
 _WITH_IMMEDIATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IMM_DT)
 _WITH_INVALIDATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IETH)
 _WITH_WORD = _WITH_IMMEDIATE | _WITH_INVALIDATE
@@ -58,6 +67,19 @@ _SUCCESS = WCStatus.SUCCESS
 _RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
 #: The longest message, in bytes.
 _LONGEST_MESSAGE = 1 << 31
+#: Responses of FLUSHes that wait to be sent; rxe has at most as many PSNs outstanding. A FLUSH beyond that is dropped.
+MAX_FLUSHES = 128
+#: By the low six bits of a FETH: the permissions that the FLUSH needs, and whether it is for the whole region. Other
+#: values have reserved bits, a reserved level, or no placement type.
+_FLUSHES = {
+    int(level) << 4 | global_ | persistent << 1: (
+        (AccessFlag.FLUSH_GLOBAL if global_ else AccessFlag(0))
+        | (AccessFlag.FLUSH_PERSISTENT if persistent else AccessFlag(0)),
+        level is SelectivityLevel.MR,
+    )
+    for level in SelectivityLevel
+    for global_, persistent in ((1, 0), (0, 1), (1, 1))
+}
 
 #: The bits of ``flags``: the BTH's solicited event bit, and its request for an acknowledgement.
 FLAG_SOLICITED, FLAG_ACK_REQUEST = 0x80, 0x01
@@ -83,7 +105,7 @@ _RECV_STATUS_OF_NAK = {
 
 
 def received(rc: RcState, opcode: int, psn: int, flags: int, body: memoryview) -> bool:
-    """Process a SEND, WRITE, READ or atomic; False if it is not executed.
+    """Process a request; False if it is not executed.
 
     ``flags`` are FLAG_SOLICITED and FLAG_ACK_REQUEST. ``body`` is what follows the BTH, without padding; it has the
     extended headers of the opcode.
@@ -92,6 +114,9 @@ def received(rc: RcState, opcode: int, psn: int, flags: int, body: memoryview) -
         _out_of_order(rc, opcode, psn, body)
         return False
     rc.nak_sent = False
+    if opcode == FLUSH and _waiting_flushes(rc) >= MAX_FLUSHES:
+        rc.counters.dropped["sequence"] += 1  # as if it had been lost: the peer sends it again
+        return False
     try:
         _execute(rc, opcode, psn, flags, body)
     except _RefusedError as refused:
@@ -115,7 +140,10 @@ def _out_of_order(rc: RcState, opcode: int, psn: int, body: memoryview) -> None:
         rc.counters.dropped["sequence"] += 1
         return
     rc.counters.dropped["duplicate"] += 1
-    if opcode in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
+    if opcode == FLUSH:
+        if _waiting_flushes(rc) < MAX_FLUSHES:
+            rc.responses.append(Response(psn, ACK_SYNDROME, rc.msn, Resource(_FLUSH, psn, 1, 0, 0, 0), repeated=True))
+    elif OPERATION[opcode] not in (_SEND, _WRITE):
         _respond_again(rc, opcode, psn, body)
     else:
         _acknowledge_again(rc)
@@ -126,10 +154,14 @@ def _execute(rc: RcState, opcode: int, psn: int, flags: int, body: memoryview) -
     if operation not in (_SEND, _WRITE):
         if rc.operation:
             raise _RefusedError(NAK_INVALID_REQUEST)
-        if opcode == READ_REQUEST:
+        if operation == _READ:
             _execute_read(rc, psn, body)
-        else:
+        elif operation == _ATOMIC:
             _execute_atomic(rc, opcode, psn, body)
+        elif operation == _ATOMIC_WRITE:
+            _execute_atomic_write(rc, psn, body)
+        else:
+            _execute_flush(rc, psn, body)
         return
     is_start, is_end = IS_START[opcode], IS_END[opcode]
     if rc.operation != (0 if is_start else operation):
@@ -201,11 +233,11 @@ def _execute_send(rc: RcState, opcode: int, is_start: int, is_end: int, flags: i
         rc.completed.append(WC(recv.wr_id, _SUCCESS, _RECV, end, immediate, rkey, is_solicited, rc.qp_num))
 
 
-def _find_memory(rc: RcState, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
+def _find_memory(memory: Memory, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
     """The memory that a request names; the R_Key of a request for 0 bytes is not checked."""
     if not length:
         return _NO_BYTES
-    found = rc.memory.remote(rkey, address, length, access)
+    found = memory.remote(rkey, address, length, access)
     if found is None:
         raise _RefusedError(NAK_REMOTE_ACCESS_ERROR)
     return found
@@ -228,7 +260,7 @@ def _execute_write(rc: RcState, opcode: int, is_start: int, is_end: int, flags: 
     size = len(data)
     _check_size(rc, is_start, is_end, size)
     if view is None:
-        view = _find_memory(rc, rkey, address, length, AccessFlag.REMOTE_WRITE)
+        view = _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_WRITE)
     end = offset + size
     if end != length if is_end else end >= length:
         raise _RefusedError(NAK_INVALID_REQUEST)
@@ -243,18 +275,27 @@ def _execute_write(rc: RcState, opcode: int, is_start: int, is_end: int, flags: 
 
 
 def _unanswered(rc: RcState) -> int:
-    """READs and atomics whose first response is not sent yet."""
-    return sum(1 for response in rc.responses if response.resource and not response.is_repeated)
+    """Requests with a resource that is kept, whose first response is not sent yet."""
+    return sum(1 for r in rc.responses if r.resource and not r.is_repeated and r.resource.operation != _FLUSH)
 
 
-def _keep(rc: RcState, psn: int, packets: int, rkey: int, address: int, length: int, original: int | None) -> None:
-    """Keep the resource of a READ or atomic, and answer it."""
-    resource = Resource(psn, packets, rkey, address, length, original)
+def _waiting_flushes(rc: RcState) -> int:
+    """Responses of FLUSHes that wait to be sent."""
+    return sum(1 for r in rc.responses if r.resource and r.resource.operation == _FLUSH)
+
+
+def _keep(rc: RcState, resource: Resource) -> None:
+    """Keep the resource of a READ, atomic or ATOMIC WRITE, and answer it."""
     rc.resources.append(resource)
-    rc.expected_psn = rc.executed_psn = (psn + packets) & PSN_MASK
+    _answer(rc, resource)
+
+
+def _answer(rc: RcState, resource: Resource) -> None:
+    """Answer a request that was executed."""
+    rc.expected_psn = rc.executed_psn = (resource.last_psn + 1) & PSN_MASK
     rc.msn = (rc.msn + 1) & PSN_MASK
-    response = Response(psn, ACK_SYNDROME, rc.msn, resource)
-    response.last_psn, response.address, response.length = resource.last_psn, address, length
+    response = Response(resource.first_psn, ACK_SYNDROME, rc.msn, resource)
+    response.last_psn, response.address, response.length = resource.last_psn, resource.address, resource.length
     rc.responses.append(response)
 
 
@@ -262,21 +303,63 @@ def _execute_read(rc: RcState, psn: int, body: memoryview) -> None:
     address, rkey, length = RETH_STRUCT.unpack_from(body)
     if not rc.access & ACCESS_REMOTE_READ or length > _LONGEST_MESSAGE or _unanswered(rc) >= rc.max_dest_rd_atomic:
         raise _RefusedError(NAK_INVALID_REQUEST)
-    _find_memory(rc, rkey, address, length, AccessFlag.REMOTE_READ)
-    _keep(rc, psn, max(1, -(-length // rc.path_mtu)), rkey, address, length, None)
+    _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_READ)
+    resource = Resource(_READ, psn, max(1, -(-length // rc.path_mtu)), rkey, address, length)
+    resource.memory = rc.memory
+    _keep(rc, resource)
 
 
 def _execute_atomic(rc: RcState, opcode: int, psn: int, body: memoryview) -> None:
     address, rkey, first, second = ATOMIC_ETH_STRUCT.unpack_from(body)
     if not rc.access & ACCESS_REMOTE_ATOMIC or address % 8 or _unanswered(rc) >= rc.max_dest_rd_atomic:
         raise _RefusedError(NAK_INVALID_REQUEST)
-    target = _find_memory(rc, rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
+    target = _find_memory(rc.memory, rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
     original = int.from_bytes(target, sys.byteorder)
     if opcode == FETCH_ADD:
         target[:] = ((original + first) & ALL_BITS_64).to_bytes(8, sys.byteorder)
     elif original == second:
         target[:] = first.to_bytes(8, sys.byteorder)
-    _keep(rc, psn, 1, rkey, address, 8, original)
+    _keep(rc, Resource(_ATOMIC, psn, 1, rkey, address, 8, original))
+
+
+def _execute_atomic_write(rc: RcState, psn: int, body: memoryview) -> None:
+    """Write 8 bytes at once. The checks are those of rxe and in its order; all of them come before the memory."""
+    address, rkey, length = RETH_STRUCT.unpack_from(body)
+    value = body[16:]
+    if (
+        not rc.access & ACCESS_REMOTE_WRITE
+        or _unanswered(rc) >= rc.max_dest_rd_atomic
+        or len(value) > rc.path_mtu
+        or length > _LONGEST_MESSAGE
+    ):
+        raise _RefusedError(NAK_INVALID_REQUEST)
+    target = rc.memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE)
+    if target is None:
+        raise _RefusedError(NAK_REMOTE_ACCESS_ERROR)
+    if length != 8 or len(value) != 8 or address % 8:
+        raise _RefusedError(NAK_INVALID_REQUEST)
+    # One store of a 64-bit word, which no other reader of the memory sees in part.
+    target.cast("Q")[0] = int.from_bytes(value, sys.byteorder)
+    _keep(rc, Resource(_ATOMIC_WRITE, psn, 1, rkey, address, 0))
+
+
+def _execute_flush(rc: RcState, psn: int, body: memoryview) -> None:
+    """Check what a FLUSH asks for. Unlike a READ or WRITE, one of 0 bytes has to have a valid key, as in rxe."""
+    (word,) = FETH_STRUCT.unpack_from(body)
+    address, rkey, length = RETH_STRUCT.unpack_from(body, 4)
+    wanted = _FLUSHES.get(word & 0x3F)  # the other bits are reserved, and a receiver ignores them
+    if wanted is None:
+        raise _RefusedError(NAK_INVALID_REQUEST)
+    access, is_whole_region = wanted
+    if access & ~rc.access or length > _LONGEST_MESSAGE:
+        raise _RefusedError(NAK_INVALID_REQUEST)
+    if is_whole_region:
+        is_permitted = rc.memory.permits(rkey, access)
+    else:
+        is_permitted = rc.memory.remote(rkey, address, length, access) is not None
+    if not is_permitted:
+        raise _RefusedError(NAK_REMOTE_ACCESS_ERROR)
+    _answer(rc, Resource(_FLUSH, psn, 1, rkey, address, 0))
 
 
 # -- duplicates -----------------------------------------------------------------------------------------------
@@ -293,27 +376,29 @@ def _acknowledge_again(rc: RcState) -> None:
 
 
 def _respond_again(rc: RcState, opcode: int, psn: int, body: memoryview) -> None:
-    """Answer a duplicate READ or atomic from its resource; a READ may ask for a part of the first response."""
+    """Answer a duplicate READ, atomic or ATOMIC WRITE from its resource; a READ may ask for a part of its response.
+
+    Address and key of an ATOMIC WRITE are not compared: rxe repeats it with the address 0.
+    """
     for resource in rc.resources:
         if psn - resource.first_psn & PSN_MASK <= resource.last_psn - resource.first_psn & PSN_MASK:
             break
     else:
         return
     last_psn, address, length = psn, 0, 0
+    if resource.operation != OPERATION[opcode]:
+        return
     if opcode == READ_REQUEST:
         address, rkey, length = RETH_STRUCT.unpack_from(body)
         packets = max(1, -(-length // rc.path_mtu))
         if (
-            resource.original is not None
-            or rkey != resource.rkey
+            rkey != resource.rkey
             or address < resource.address
             or address + length > resource.address + resource.length
             or packets > (resource.last_psn - psn & PSN_MASK) + 1
         ):
             return
         last_psn = (psn + packets - 1) & PSN_MASK
-    elif resource.original is None:
-        return
     # A requester that repeats itself has no use for what is left of an earlier repeated response: replace that.
     response = next((other for other in rc.responses if other.resource is resource and other.is_repeated), None)
     if response is None:
@@ -361,7 +446,7 @@ def packets(rc: RcState, out: Trains, limit: int) -> int:
         resource, aeth = response.resource, response.syndrome << 24 | response.msn
         if resource is None:
             out.add(BTH_HALVES_AETH.pack(ACKNOWLEDGE << 56 | rc.send_bth, response.psn, aeth), (), 20)
-        elif resource.original is not None:
+        elif resource.operation == _ATOMIC:
             header = BTH_HALVES_AETH.pack(ATOMIC_ACKNOWLEDGE << 56 | rc.send_bth, response.psn, aeth)
             out.add(header + ATOMIC_ACK_ETH_STRUCT.pack(resource.original), (), 28)
         else:
@@ -375,8 +460,13 @@ def packets(rc: RcState, out: Trains, limit: int) -> int:
 def _read_packets(rc: RcState, out: Trains, response: Response, resource: Resource, limit: int) -> int:
     """Append more of a READ response; return how many packets. It leaves ``responses`` with its last packet."""
     try:
-        data = _find_memory(rc, resource.rkey, response.address, response.length, AccessFlag.REMOTE_READ)
+        memory = resource.memory or rc.memory
+        data = _find_memory(memory, resource.rkey, response.address, response.length, AccessFlag.REMOTE_READ)
     except _RefusedError as refused:
+        if response.is_repeated:  # the peer may have had the response long ago, and given up the key
+            rc.counters.dropped["refused"] += 1
+            rc.responses.popleft()
+            return 0
         rc.responses.clear()
         respond(rc, response.psn, refused.syndrome)
         fail_receive(rc, WCStatus.REM_ACCESS_ERR)

@@ -1,8 +1,11 @@
 """The requester of a reliable connection: how acknowledgements and responses are processed (InfiniBand Architecture
 9.7.5).
 
-- An ACK for PSN p acknowledges every SEND and WRITE up to p. A READ or atomic is complete only with its own response:
-  an ACK that passes one means that the response was lost, and it is requested again.
+- An ACK for PSN p acknowledges every SEND, WRITE, FLUSH and ATOMIC WRITE up to p. A READ or atomic is complete only
+  with its own response: an ACK that passes one means that the response was lost, and it is requested again.
+- FLUSH and ATOMIC WRITE have a response of their own, a READ response without bytes. Responses leave in the order of
+  the requests, so one for a later PSN shows that theirs was sent, that is, that they were executed. rxe completes them
+  in the same way. Where no later response comes, they are requested again, like READs.
 - A READ response arrives in order or not at all: after a gap the rest is requested again, from the gap on.
 - NAK "PSN sequence error" at p: everything before p arrived, retransmit from p. RNR NAK: the same, after the time that
   its timer code stands for.
@@ -65,6 +68,8 @@ def received(rc: RcState, opcode: int, psn: int, body: memoryview, now: float) -
                 return _atomic_response(rc, work, body, now)
             if kind.is_read and opcode != ATOMIC_ACKNOWLEDGE:
                 return _read_response(rc, work, opcode, psn, body, now)
+            if kind.has_empty_response and opcode != ATOMIC_ACKNOWLEDGE:
+                return _empty_response(rc, work, opcode, body, now)
     rc.counters.dropped["answer"] += 1  # a duplicate, or an answer to no request
     rc.stray_answers += 1
     return False
@@ -116,12 +121,13 @@ def _receiver_not_ready(rc: RcState, timer_code: int, psn: int, now: float) -> N
 
 
 def _acknowledge_up_to(rc: RcState, psn: int, now: float) -> None:
-    """Complete every SEND and WRITE up to ``psn``, as far as no READ or atomic is before them."""
+    """Complete the requests up to ``psn`` that an ACK completes, as far as no READ or atomic is before them."""
     progress = False
     while rc.outstanding:
         work = rc.outstanding[0]
         is_later = psn - work.last_psn & PSN_HALF  # whether the request ends after psn
-        if not REQUEST_TYPES[work.opcode].is_data:
+        kind = REQUEST_TYPES[work.opcode]
+        if not kind.is_acknowledged:
             # The ACK is for a later request, so the response to this one was lost. Every ACK shows that until
             # the request is sent again; then next_psn is after its first PSN.
             if not is_later and psn != work.last_psn and difference(rc.next_psn, work.first_psn) > 0:
@@ -132,6 +138,8 @@ def _acknowledge_up_to(rc: RcState, psn: int, now: float) -> None:
                 acknowledged(rc, psn)
                 progress = True
             break
+        if kind.has_empty_response and work.requested_packets:
+            rc.outstanding_reads -= 1
         _complete(rc, work, work.length)
         progress = True
     if progress:
@@ -196,6 +204,17 @@ def _atomic_response(rc: RcState, work: SendWork, body: memoryview, now: float) 
         rc.outstanding_reads -= 1
         _complete(rc, work, 8)
         progressed(rc, now)
+    return True
+
+
+def _empty_response(rc: RcState, work: SendWork, opcode: int, body: memoryview, now: float) -> bool:
+    """Process the response to a FLUSH or ATOMIC WRITE."""
+    if opcode == READ_RESPONSE_ONLY and len(body) == 4 and not body[0] & SYNDROME_KIND:
+        if REQUEST_TYPES[work.opcode].is_flush and work.requested_packets:
+            rc.flush_icrc_twice = work.had_icrc_twice
+        _acknowledge_up_to(rc, work.last_psn, now)
+    elif _becomes_oldest(rc, work, now):
+        fail(rc, WCStatus.BAD_RESP_ERR)
     return True
 
 

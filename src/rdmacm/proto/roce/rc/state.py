@@ -25,24 +25,37 @@ _NO_ICRC = Icrc(bytes(4), bytes(4), 0)
 
 
 class Resource:
-    """A responder resource: what is kept of a READ or atomic to answer it again (InfiniBand Architecture 9.4.4)."""
+    """A responder resource: what is kept of a request to answer it again (InfiniBand Architecture 9.4.4).
 
-    __slots__ = ("address", "first_psn", "last_psn", "length", "original", "rkey")
+    READs, atomics and ATOMIC WRITEs have one of the ``max_dest_rd_atomic`` resources. That of a FLUSH is not kept: all
+    that its answer needs is its PSN, and rxe's requester does not limit their number.
+    """
 
-    def __init__(self, first_psn: int, packets: int, rkey: int, address: int, length: int, original: int | None):
+    __slots__ = ("address", "first_psn", "last_psn", "length", "memory", "operation", "original", "rkey")
+
+    def __init__(
+        self, operation: int, first_psn: int, packets: int, rkey: int, address: int, length: int, original: int = 0
+    ):
+        #: READ, ATOMIC, ATOMIC_WRITE or FLUSH of ``Operation``.
+        self.operation = operation
         #: PSNs of its response.
         self.first_psn = first_psn
         self.last_psn = (first_psn + packets - 1) & PSN_MASK
-        #: The memory it touched, ``length`` in bytes.
+        #: READ: the memory to send, ``length`` in bytes; 0 bytes for an ATOMIC WRITE or FLUSH.
         self.rkey = rkey
         self.address = address
         self.length = length
-        #: The value that was there before an atomic; None for a READ.
+        #: READ: what ``rkey`` is looked up in; it differs from the connection's on XRC alone.
+        self.memory: Memory | None = None
+        #: The value that was there before an atomic.
         self.original = original
 
 
 class Response:
-    """Packets the responder has to send: an ACK, a NAK, the value of an atomic, or what is left of a READ response."""
+    """Packets the responder has to send: an ACK, a NAK, the value of an atomic, or what is left of a READ response.
+
+    FLUSH and ATOMIC WRITE are answered by a READ response of no bytes.
+    """
 
     __slots__ = ("address", "is_repeated", "last_psn", "length", "msn", "offset", "psn", "resource", "syndrome")
 
@@ -116,7 +129,7 @@ class RcState:
     pending_sends: deque[SendWork] = field(default_factory=deque)
     #: Requests that have PSNs and are not complete, oldest first.
     outstanding: deque[SendWork] = field(default_factory=deque)
-    #: READ and atomic requests whose response is outstanding.
+    #: Requests of READs, atomics, FLUSHes and ATOMIC WRITEs whose response is outstanding.
     outstanding_reads: int = 0
     #: RTS: how many of them may be outstanding.
     max_rd_atomic: int = 0
@@ -155,6 +168,10 @@ class RcState:
     retransmitting: bool = False
     #: Whether the peer sent an RNR NAK: nothing is sent before ``deadline``.
     rnr_waiting: bool = False
+
+    #: Whether FLUSHes get rxe's ICRC at first (:mod:`rdmacm.proto.roce.icrc`): the last that the peer answered had it.
+    #: No other device with FLUSH is known but this package, which takes both, so rxe's is tried first.
+    flush_icrc_twice: bool = True
 
     #: Answers that were for no request that is outstanding.
     stray_answers: int = 0
@@ -196,7 +213,7 @@ class RcState:
     ack_aeth: int = 0
     #: The other responses, in the order of their requests.
     responses: deque[Response] = field(default_factory=deque)
-    #: The latest READs and atomics, at most ``max_dest_rd_atomic``.
+    #: The latest READs, atomics and ATOMIC WRITEs, at most ``max_dest_rd_atomic``.
     resources: deque[Resource] = field(default_factory=deque)
     #: RTR: how many of them may be outstanding.
     max_dest_rd_atomic: int = 0

@@ -57,8 +57,11 @@ class Trains:
             self._buffers = []
             self._count = 0
 
-    def add(self, headers: bytes, pieces: Sequence[Buffer], size: int) -> None:
-        """Add a packet: its headers, its payload with the padding, and its bytes in all with the ICRC."""
+    def add(self, headers: bytes, pieces: Sequence[Buffer], size: int, *, twice: bool = False) -> None:
+        """Add a packet: its headers, its payload with the padding, and its bytes in all with the ICRC.
+
+        ``twice``: it has no payload, and the ICRC is that of rxe for FLUSH (:mod:`rdmacm.proto.roce.icrc`).
+        """
         if size > self._segment or not self._left or len(self._buffers) > _MAX_PIECES:
             self._open(size)
         count = self._count
@@ -75,6 +78,8 @@ class Trains:
         for piece in pieces:
             crc = crc32(piece, crc)
             buffers.append(piece)
+        if twice:
+            crc = crc32(headers, crc)
         buffers.append(ICRC_STRUCT.pack(crc))
 
     def add_middles(

@@ -1,0 +1,238 @@
+"""Extended reliable connections (XRC) over RoCEv2 (InfiniBand Architecture, annex A14).
+
+An XRC connection has an initiator, which sends requests, and a target, which executes and answers them. It is a
+reliable connection with one direction, so both are an :class:`~rdmacm.proto.roce.rc.RcEngine` with other packets:
+
+- every opcode has the transport service XRC;
+- every request packet has an XRCETH after its BTH: the number of the target's shared receive queue that it is for. The
+  protection domain of that queue decides which memory the request may touch.
+
+All packets of a message name the same queue. FLUSH and ATOMIC WRITE are for reliable connections only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rdmacm.enums import WCStatus
+from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.headers import XRCETH_STRUCT
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, SHORTEST_PACKET, Icrc, crc32
+from rdmacm.proto.roce.opcodes import (
+    BTH_LENGTH,
+    HEADER_LENGTH,
+    IS_REQUEST,
+    IS_RESPONSE,
+    TRANSPORT_MASK,
+    TransportService,
+)
+from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
+from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES, NAK_INVALID_REQUEST
+from rdmacm.proto.roce.rc.failure import fail_receive
+from rdmacm.proto.roce.rc.fast_path import FIXED_BTH_BITS, LONGEST_PACKET
+from rdmacm.proto.roce.rc.state import NO_HEADERS
+from rdmacm.proto.roce.rc.trains import Trains
+from rdmacm.proto.wire import Buffer
+from rdmacm.work import Memory, RecvWork, SendWork
+
+__all__ = ["SharedQueue", "XrcInitiator", "XrcTarget"]
+
+_XRC = int(TransportService.XRC)
+_XRCETH_LENGTH = XRCETH_STRUCT.size
+_LENGTHS = bytes(HEADER_LENGTH[o] if o & TRANSPORT_MASK == _XRC else 0 for o in range(256))
+#: By opcode: bytes of its headers, 0 for packets that an initiator, or a target, does not accept.
+_RESPONSE_LENGTHS = bytes(length if IS_RESPONSE[o] else 0 for o, length in enumerate(_LENGTHS))
+_REQUEST_LENGTHS = bytes(length if IS_REQUEST[o] else 0 for o, length in enumerate(_LENGTHS))
+_SRQN_MASK = 0xFFFFFF
+
+#: What a target needs of a shared receive queue: the memory that requests for it may touch, and a function that takes
+#: its next receive, None if it is empty.
+SharedQueue = tuple[Memory, "Callable[[], RecvWork | None]"]
+
+
+def _extended(headers: bytes, srqn: int | None) -> bytes:
+    """The headers of an XRC packet, from those of a reliable connection; ``srqn`` is None for a response."""
+    xrceth = b"" if srqn is None else XRCETH_STRUCT.pack(srqn)
+    return bytes((headers[0] | _XRC,)) + headers[1:BTH_LENGTH] + xrceth + headers[BTH_LENGTH:]
+
+
+class _XrcTrains(Trains):
+    """Makes XRC packets of those of a reliable connection."""
+
+    __slots__ = ("_find_srqn",)
+
+    def __init__(self, icrc: Icrc, train: int, find_srqn: Callable[[], int | None]) -> None:
+        super().__init__(icrc, train)
+        #: The number for the XRCETH of the packet that is added; None for a response, which has none.
+        self._find_srqn = find_srqn
+
+    def add(self, headers: bytes, pieces: Sequence[Buffer], size: int, *, twice: bool = False) -> None:
+        found = _extended(headers, self._find_srqn())
+        super().add(found, pieces, size + len(found) - len(headers), twice=twice)
+
+    def add_middles(
+        self, bth: int, psn: int, data: memoryview, offset: int, mtu: int, count: int, *, ack: bool = False
+    ) -> None:
+        for index in range(count):
+            word = psn + index | (ACK_REQUEST if ack and index == count - 1 else 0)
+            self.add(BTH_HALVES.pack(bth, word), (data[offset : offset + mtu],), 16 + mtu)
+            offset += mtu
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _XrcEngine(RcEngine):
+    """What both ends have."""
+
+    #: By opcode: bytes of its headers, 0 for packets that this end does not accept.
+    accepted_lengths: bytes = NO_HEADERS
+
+    def try_send(self, work: SendWork, now: float) -> None:  # noqa: ARG002 (the seam's argument)
+        self.post_send(work)
+
+    def received(self, data: memoryview, segment: int, now: float) -> int:
+        step = segment or len(data)
+        accepted = 0
+        first_identification = -1
+        for at in range(0, len(data), step or 1):
+            accepted += self._receive_packet(data[at : at + step], now)
+            if first_identification < 0:
+                first_identification = self.identification
+            self.identification = self.identification + 1 & 0xFFFF
+        if first_identification <= 0:  # as in a reliable connection: the peer does not count
+            self.identification = 0
+        self.write_view = None
+        return accepted
+
+    def _receive_packet(self, packet: memoryview, now: float) -> bool:
+        size = len(packet)
+        if not SHORTEST_PACKET <= size <= LONGEST_PACKET + _XRCETH_LENGTH:
+            self.counters.dropped["length"] += 1
+            return False
+        half, word = BTH_HALVES.unpack_from(packet)
+        opcode, pad = half >> 56, half >> 52 & 3
+        reason = ""
+        header_length = self.header_lengths[opcode]
+        if not header_length or size < header_length + pad + ICRC_LENGTH or half & FIXED_BTH_BITS != self.receive_bth:
+            reason = self._check_headers(half, size)
+        if not reason and crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
+            reason = self._solve_icrc(packet, opcode)
+        if reason:
+            self.counters.dropped[reason] += 1
+            return False
+        psn, body = word & PSN_MASK, packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
+        return self._execute(opcode & ~TRANSPORT_MASK, psn, half >> 48 & 0x80 | word >> 31, body, now)
+
+    def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:
+        """Process a packet that is this end's; ``opcode`` is that of a reliable connection."""
+        raise NotImplementedError
+
+    def _check_headers(self, half: int, size: int) -> str:
+        length = self.accepted_lengths[half >> 56]
+        if not length:
+            return "opcode"
+        if size < length + (half >> 52 & 3) + ICRC_LENGTH:
+            return "length"
+        if half >> 48 & 0xF:
+            return "version"
+        if half & 0xFFFFFF != self.qp_num:
+            return "qpn"
+        if not self.header_lengths[half >> 56]:
+            return "state"
+        if half >> 32 & 0xFFFF not in self.accepted_pkeys:
+            return "pkey"
+        return ""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class XrcInitiator(_XrcEngine):
+    """The end that sends requests (XRC_SEND). Implements :class:`rdmacm.proto.engine.QPEngine`."""
+
+    accepted_lengths: bytes = _RESPONSE_LENGTHS
+
+    def ready_to_receive(self, attributes: RtrAttributes) -> None:
+        RcEngine.ready_to_receive(self, attributes)
+        self.header_lengths = NO_HEADERS  # nothing was asked for yet
+
+    def ready_to_send(self, attributes: RtsAttributes) -> None:
+        RcEngine.ready_to_send(self, attributes)
+        self.header_lengths = _RESPONSE_LENGTHS
+
+    def _srqn(self) -> int:
+        """The number of the request that is being sent."""
+        return self.outstanding[self.send_index].remote_srqn
+
+    def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
+        if limit <= 0 or not requester.wants_to_send(self):
+            return []
+        out = _XrcTrains(self.icrc_out, train, self._srqn)
+        requester.packets(self, out, now, limit)
+        return out.close()
+
+    def probe(self) -> list[Buffer]:
+        headers, _ = requester.duplicate(self)
+        found = _extended(bytes(headers), 0)  # the target does not execute it, for whatever queue it is
+        return [found, ICRC_STRUCT.pack(crc32(found, self.icrc_out.start(len(found) + ICRC_LENGTH)))]
+
+    def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:  # noqa: ARG002
+        return responses.received(self, opcode, psn, body, now)
+
+
+def _no_queue(_srqn: int) -> SharedQueue | None:
+    return None
+
+
+def _none() -> None:
+    return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class XrcTarget(_XrcEngine):
+    """The end that executes requests (XRC_RECV). Implements :class:`rdmacm.proto.engine.QPEngine`.
+
+    Its completions are for the queue that ``find_queue`` was last asked for. A request for a queue that is not there,
+    and a packet that names another queue than the message it is part of, are refused (NAK, invalid request).
+    """
+
+    accepted_lengths: bytes = _REQUEST_LENGTHS
+    #: The shared receive queue with a number in the target's XRC domain, None if there is none. The completions that
+    #: are in ``completed`` at that moment are for the queue before.
+    find_queue: Callable[[int], SharedQueue | None] = _no_queue
+    #: The number of the queue that the last request was for; -1 before.
+    srqn: int = -1
+
+    def ready_to_receive(self, attributes: RtrAttributes) -> None:
+        RcEngine.ready_to_receive(self, attributes)
+        self.header_lengths = _REQUEST_LENGTHS
+
+    def ready_to_send(self, attributes: RtsAttributes) -> None:
+        RcEngine.ready_to_send(self, attributes)
+        self.header_lengths = _REQUEST_LENGTHS
+
+    def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:  # noqa: ARG002
+        if limit <= 0 or (self.ack_psn < 0 and not self.responses):
+            return []
+        out = _XrcTrains(self.icrc_out, train, _none)
+        responder.packets(self, out, limit)
+        return out.close()
+
+    def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:  # noqa: ARG002
+        if psn == self.expected_psn and not self._select(XRCETH_STRUCT.unpack_from(body)[0] & _SRQN_MASK):
+            responder.respond(self, psn, NAK_INVALID_REQUEST)
+            self.nak_sent = True
+            self.counters.dropped["refused"] += 1
+            fail_receive(self, WCStatus.REM_INV_REQ_ERR)
+            return False
+        return responder.received(self, opcode, psn, flags, body[_XRCETH_LENGTH:])
+
+    def _select(self, srqn: int) -> bool:
+        """Use the memory and the receives of a shared receive queue; False where the packet may not name it."""
+        if self.operation and srqn != self.srqn:
+            return False
+        found = self.find_queue(srqn)
+        if found is None or self.failed:  # the completion queue of the queue before may have overflowed just now
+            return False
+        self.srqn = srqn
+        self.memory, self.take_shared_receive = found
+        return True

@@ -1,0 +1,298 @@
+"""Datagram (UD) queue pairs of the software device.
+
+The wire protocol is an engine's (:class:`rdmacm.proto.roce.ud.UdEngine`). A request completes when its packet is given
+to the system; whether that is carried, nobody knows. What arrives is accepted from every address, if it has the Q_Key
+and was sent to an address of the queue pair's own device.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from rdmacm import log
+from rdmacm.address import is_link_local, is_multicast
+from rdmacm.enums import QPState
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.plainints import QP_QKEY, QP_STATE
+from rdmacm.proto.roce.buffers import LocalProtectionError, total
+from rdmacm.proto.roce.icrc import Icrc, icrc_between
+from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
+from rdmacm.soft.device.attributes import named_fields
+from rdmacm.soft.device.requests import refused, send_work
+from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
+from rdmacm.soft.wire.base import IpFields, WirePath, WireRoute, group_of
+from rdmacm.verbs.attr import QPAttr, QPCap
+from rdmacm.verbs.enums import EventType
+from rdmacm.verbs.wr import AddressHandle
+
+if TYPE_CHECKING:
+    from rdmacm.address import Gid
+    from rdmacm.soft.device.completion import SoftCQ
+    from rdmacm.soft.device.shared_receive_queue import SoftSRQ
+    from rdmacm.soft.wire.base import SocketAddress
+    from rdmacm.verbs.enums import QPAttrMask
+    from rdmacm.verbs.wr import SendWR
+    from rdmacm.work import RecvWork
+
+__all__ = ["SoftUdQP"]
+
+_RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
+#: Of a packet whose header the wire does not know.
+_NO_IP_FIELDS = IpFields()
+#: Senders whose flows are kept.
+_MAX_FLOWS = 256
+
+
+class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
+    """A datagram queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
+
+    __slots__ = ("_find_mtu", "_flows", "_groups", "_ifindex", "_is_own", "_routes")
+
+    def __init__(
+        self,
+        parts: DeviceParts,
+        pd: object,
+        cap: QPCap,
+        sq_sig_all: bool,
+        send_cq: SoftCQ,
+        recv_cq: SoftCQ,
+        srq: SoftSRQ | None,
+    ) -> None:
+        super().__init__(parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
+        #: See :class:`DeviceParts`.
+        self._find_mtu = parts.find_mtu
+        self._is_own = parts.is_own
+        #: The index of the device's interface, where its multicast groups are.
+        self._ifindex = parts.ifindex
+        #: The groups that it is attached to.
+        self._groups: set[Gid] = set()
+        #: The route and the ICRC to the destination of each address handle that was used.
+        self._routes: weakref.WeakKeyDictionary[AddressHandle, tuple[WireRoute, Icrc]] = weakref.WeakKeyDictionary()
+        #: The flows by socket address of the sender and local address.
+        self._flows: dict[tuple[SocketAddress, bytes], UdFlow] = {}
+        self._mux.wire.report_ip_fields()
+        self._mux.attach(self)
+
+    # -- states and attributes ------------------------------------------------------------------------
+
+    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+        with self._mux.runtime.lock:
+            before, bits = self.state, mask.value
+            state = QPState(attr.qp_state) if bits & QP_STATE else before
+            if state is _RESET:
+                if log.enabled:
+                    self._log_change(before, "modify_qp", _RESET)
+                self._reset()
+                return
+            self._check_change(state, bits)
+            kept = self.attr
+            for name in named_fields(bits):
+                setattr(kept, name, getattr(attr, name))
+            if self._engine is not None and bits & QP_QKEY:
+                self._engine.qkey = kept.qkey
+            self.state = state
+            if state is not before:
+                if log.enabled:
+                    self._log_change(before, "modify_qp")
+                self._enter(state, kept)
+
+    def advance(self, state: QPState) -> None:
+        """From RESET to RTS through the states before it, or to one of these, with the values of :attr:`attr`.
+
+        This is how an id takes its queue pair along; it has checked the values. EINVAL if the state is not ahead.
+        """
+        with self._mux.runtime.lock:
+            if self._closed:
+                raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
+            if not self.state < state <= _RTS:
+                raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
+            if log.enabled:
+                self._log_change(self.state, "its id", state)
+            self.state = state
+            self._enter(state, self.attr)
+
+    def _enter(self, state: QPState, attr: QPAttr) -> None:
+        """Take the engine to a state."""
+        engine = self._engine
+        if state is _ERR:
+            self._fail("modify_qp")
+        elif state is _SQD:
+            if engine is not None:
+                engine.pause()
+            if attr.en_sqd_async_notify:  # no request is in progress for longer than a call
+                self._report(EventType.SQ_DRAINED)
+        elif state is _RTS and engine is not None:
+            engine.qkey = attr.qkey
+            if not engine.is_ready:
+                engine.ready_to_send(attr.sq_psn)
+            engine.resume()
+            if engine.has_pending:
+                self._mux.send_now(self, self._mux.runtime.clock())
+
+    def _start_engine(self) -> UdEngine[WireRoute]:
+        engine = self._engine
+        if engine is None:
+            take_recv = partial(self._take_shared_recv, self._srq) if self._srq is not None else None
+            engine = self._engine = UdEngine(self.qp_num, self._counters, take_recv)
+            attr, state = self.attr, self.state
+            engine.qkey = attr.qkey
+            engine.max_payload = self._find_mtu()
+            if state is _ERR:
+                engine.flush()
+            elif state >= _RTS:
+                engine.ready_to_send(attr.sq_psn)
+                if state is _SQD:
+                    engine.pause()
+        return engine
+
+    # -- sending --------------------------------------------------------------------------------------
+
+    def post_send(self, wrs: list[SendWR]) -> None:
+        mux = self._mux
+        with mux.runtime.lock:
+            if self.state < _RTS:
+                raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
+            if self._sends + len(wrs) > self._cap.max_send_wr:
+                mux.progress()  # what waits for its turn to be sent makes room
+            engine = self._engine or self._start_engine()
+            try:
+                for wr in wrs:
+                    send = self._datagram(wr, engine)
+                    try:
+                        engine.post_send(send)
+                    except BaseException as error:
+                        raise self._post_raised(wr, error, "post_send") from error
+                    self._sends += 1
+            finally:
+                if engine.completed:
+                    self._complete(engine.completed)
+                if engine.has_pending:
+                    mux.send_now(self, mux.runtime.clock())
+
+    def _check_send(self, wr: SendWR) -> None:
+        self._datagram(wr, self._engine or self._start_engine())
+
+    def _datagram(self, wr: SendWR, engine: UdEngine[WireRoute]) -> UdSend[WireRoute]:
+        """Make the engine's request from the user's, which :class:`rdmacm.verbs.qp.QP` has checked."""
+        if self._sends >= self._cap.max_send_wr:
+            raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
+        work = send_work(wr, self._table, self._pd, self._signal_all)
+        try:
+            length = total(work.segments)
+        except LocalProtectionError:
+            length = 0
+        if length > engine.max_payload:
+            why = f"{length} bytes, and the MTU of the port is {engine.max_payload}"
+            raise refused(wr, errno.EINVAL, why, "post_send")
+        assert wr.ah is not None
+        route, icrc = self._routes.get(wr.ah) or self._new_route(wr, wr.ah)
+        return UdSend(work, route, icrc, wr.remote_qpn, wr.remote_qkey)
+
+    def _new_route(self, wr: SendWR, ah: AddressHandle) -> tuple[WireRoute, Icrc]:
+        gr = ah.attr.gr
+        try:
+            local, ifindex = self._find_source(gr.sgid_index)
+        except RdmaError as error:
+            raise refused(wr, error.errno or errno.EINVAL, str(error.strerror), "post_send") from None
+        remote = gr.dgid.ip
+        if len(local) != len(remote):
+            raise refused(wr, errno.EINVAL, f"one GID is of IPv4, the other of IPv6: {gr.dgid}", "post_send")
+        path = WirePath(local, remote, ifindex if is_link_local(remote) or is_multicast(remote) else 0)
+        route = self._mux.route(path, gr.traffic_class, gr.hop_limit if gr.hop_limit > 1 else 0)
+        found = self._routes[ah] = route, icrc_between(local, remote, route.source_port)
+        return found
+
+    def transmit(self, _now: float, limit: int) -> int:
+        engine = self._engine
+        if engine is None:
+            return 0
+        mux = self._mux
+        send, before = mux.wire.send, engine.psn
+        for route, pieces, segment in engine.datagrams(limit, mux.train):
+            send(route, pieces, segment)
+        if engine.completed:
+            self._complete(engine.completed)
+        if engine.send_failed and self.state in (_RTS, _SQD):
+            if log.enabled:
+                self._log_change(self.state, "the memory of a request is not registered", _SQE)
+            self.state = _SQE
+        return engine.psn - before & PSN_MASK
+
+    # -- receiving ------------------------------------------------------------------------------------
+
+    def received(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, _now: float) -> None:
+        """Process a packet or train that has this queue pair's number."""
+        flow = self._flows.get((source, destination)) or self._new_flow(source, destination)
+        if flow is None:
+            self._mux.dropped["address"] += 1
+        else:
+            self._take(data, segment, flow)
+
+    def received_from_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
+        """Process a packet of a multicast group that it is attached to (:func:`rdmacm.soft.wire.base.group_key`)."""
+        flow = self._flows.get((source, key)) or self._add_flow(source, key, group_of(key))
+        self._take(data, 0, flow)
+
+    def _take(self, data: memoryview, segment: int, flow: UdFlow) -> None:
+        if not _RTR <= self.state <= _SQE:
+            self._mux.dropped["state"] += 1
+            return
+        engine = self._engine or self._start_engine()
+        fields: IpFields = getattr(data.obj, "ip_fields", _NO_IP_FIELDS)
+        if not engine.received(data, segment, flow, fields):
+            self._mux.dropped["packet"] += 1
+        if engine.completed:
+            self._complete(engine.completed)
+        if engine.failed and self.state is not _ERR:
+            self._fail("the memory of a receive is not registered")
+            self._report(EventType.QP_FATAL)
+
+    def _new_flow(self, source: SocketAddress, destination: bytes) -> UdFlow | None:
+        """The flow of a sender; None if the destination is not an address of this device."""
+        scope_id = source[3] if len(source) == 4 and is_link_local(destination) else 0
+        return self._add_flow(source, destination, destination) if self._is_own(destination, scope_id) else None
+
+    def _add_flow(self, source: SocketAddress, key: bytes, destination: bytes) -> UdFlow:
+        if len(self._flows) >= _MAX_FLOWS:
+            self._flows.clear()
+        remote = ip_address(source[0].partition("%")[0]).packed
+        flow = self._flows[source, key] = flow_between(remote, destination, source[1])
+        return flow
+
+    def _take_shared_recv(self, srq: SoftSRQ, length: int) -> RecvWork | str:
+        work = srq.first
+        if work is None:
+            return NO_RECEIVE
+        if not has_room(work, length):
+            return TOO_SHORT
+        srq.take()
+        self._recvs += 1
+        return work
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def attach_mcast(self, gid: Gid, _lid: int) -> None:
+        with self._mux.runtime.lock:
+            if self._closed:
+                raise cm_error(errno.EBADF, "the queue pair is closed", "attach_mcast")
+            if gid not in self._groups:
+                self._mux.groups.attach(self, gid.ip, self._ifindex)
+                self._groups.add(gid)
+
+    def detach_mcast(self, gid: Gid, _lid: int) -> None:
+        with self._mux.runtime.lock:
+            if gid not in self._groups:
+                raise cm_error(errno.EINVAL, "the queue pair is not attached to the group", "detach_mcast", str(gid))
+            self._groups.discard(gid)
+            self._mux.groups.detach(self, gid.ip, self._ifindex)
+
+    def destroy(self) -> None:
+        with self._mux.runtime.lock:
+            for gid in list(self._groups):
+                self.detach_mcast(gid, 0)
+            super().destroy()

@@ -1,0 +1,346 @@
+"""What queue pairs of every type have: the state and the attributes, the depths of the queues, completions, events.
+
+A queue pair has an engine for the protocol of its wire, and makes it when it is first needed.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from rdmacm import log
+from rdmacm.enums import QPState, WCStatus
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
+from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
+from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
+from rdmacm.verbs.enums import EventType
+from rdmacm.work import RecvWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from rdmacm.address import Gid
+    from rdmacm.proto.engine import EngineCounters
+    from rdmacm.soft.device.completion import SoftCQ
+    from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.multiplexer import QPMultiplexer
+    from rdmacm.soft.device.shared_receive_queue import SoftSRQ
+    from rdmacm.soft.wire.base import SocketAddress
+    from rdmacm.verbs.backend import AsyncEvents
+    from rdmacm.verbs.wr import RecvWR, SendWR
+    from rdmacm.work import WC
+
+__all__ = ["DeviceParts", "WorkQueues"]
+
+_RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
+_SUCCESS = WCStatus.SUCCESS
+#: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
+_NO_CAP, _NO_PATH = QPCap(), AHAttr()
+
+
+class Engine(Protocol):
+    """What the engines of all types have (:class:`rdmacm.proto.engine.QPEngine` says what each does)."""
+
+    completed: list[WC]
+    failed: bool
+
+    def post_recv(self, work: RecvWork) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+E = TypeVar("E", bound=Engine)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceParts:
+    """The parts of a device that its queue pairs use."""
+
+    mux: QPMultiplexer
+    memory: MemoryTable
+    #: What its engines count.
+    counters: EngineCounters
+    #: Returns the packed address and the interface index of the GID at an index.
+    find_source: Callable[[int], tuple[bytes, int]]
+    #: Returns the MTU of the port in bytes.
+    find_mtu: Callable[[], int]
+    #: Whether a packed address is the device's; with the interface index of one that is link-local, else 0.
+    is_own: Callable[[bytes, int], bool]
+    #: The index of the device's interface.
+    ifindex: int
+
+
+class WorkQueues(Generic[E]):
+    """The part of a queue pair that does not depend on its type. ``E`` is its engine."""
+
+    __slots__ = (
+        *("_attr", "_cap", "_closed", "_counters", "_engine", "_find_source", "_mux", "_pd", "_recv_cq", "_recvs"),
+        *("_send_cq", "_sends", "_signal_all", "_srq", "_table", "async_events", "qp_num", "state"),
+    )
+
+    #: None until there is a work request or a packet.
+    _engine: E | None
+
+    def __init__(
+        self,
+        parts: DeviceParts,
+        pd: object,
+        cap: QPCap,
+        sq_sig_all: bool,
+        send_cq: SoftCQ,
+        recv_cq: SoftCQ,
+        srq: SoftSRQ | None,
+    ) -> None:
+        #: What it sends and receives with, and the registered memory and the counters of its device.
+        self._mux = parts.mux
+        self._table = parts.memory
+        self._counters = parts.counters
+        #: See :attr:`DeviceParts.find_source`.
+        self._find_source = parts.find_source
+        #: The protection domain, whose memory the peer may touch.
+        self._pd = pd
+        #: The depths of the queues.
+        self._cap = cap
+        #: Whether requests without SIGNALED have completions too.
+        self._signal_all = sq_sig_all
+        #: Where sends and receives complete.
+        self._send_cq = send_cq
+        self._recv_cq = recv_cq
+        #: Where receives come from; None for a receive queue of its own.
+        self._srq = srq
+        #: Set by the multiplexer.
+        self.qp_num = 0
+        #: Whether it was destroyed.
+        self._closed = False
+        #: Takes its asynchronous events.
+        self.async_events: AsyncEvents | None = None
+        self._enter_reset()
+
+    def _enter_reset(self) -> None:
+        #: Changes by ``modify``, with the connection of an id, and to ERR and SQE by itself.
+        self.state = _RESET
+        #: What was set, None before.
+        self._attr: QPAttr | None = None
+        self._engine = None
+        #: Requests that occupy the send queue, and the receive queue.
+        self._sends = 0
+        self._recvs = 0
+
+    def _start_engine(self) -> E:
+        """Return the engine, made if there is none, in the state of the queue pair."""
+        raise NotImplementedError
+
+    @property
+    def _is_draining(self) -> bool:
+        """Whether requests that have begun are not complete yet, in SQD."""
+        return False
+
+    # -- for the multiplexer: see MultiplexedQP -------------------------------------------------------
+
+    def received(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
+        raise NotImplementedError
+
+    def transmit(self, now: float, limit: int) -> int:
+        raise NotImplementedError
+
+    def ask_peer(self) -> Hashable:
+        return None
+
+    @property
+    def deadline(self) -> float | None:
+        return None
+
+    def timer(self, now: float) -> None: ...
+
+    # -- states and attributes ------------------------------------------------------------------------
+
+    @property
+    def attr(self) -> QPAttr:
+        """Its attributes, for ``advance``. ``cap`` and the address vectors may be shared: replace them."""
+        if self._attr is None:
+            self._attr = QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
+        return self._attr
+
+    def query(self) -> QPAttr:
+        with self._mux.runtime.lock:
+            found = copy.deepcopy(self._attr) if self._attr is not None else QPAttr()
+            found.qp_state = found.cur_qp_state = self.state
+            found.cap = copy.copy(self._cap)
+            found.sq_draining = int(self.state is _SQD and self._is_draining)
+            return found
+
+    def _check_change(self, state: QPState, bits: int) -> None:
+        """Refuse what :meth:`modify` does not do here: an alternate path, or RTS while the send queue drains."""
+        if bits & QP_ALT_PATH:
+            raise cm_error(errno.EINVAL, "the device has no alternate paths", "modify_qp", hint="leave out ALT_PATH")
+        if self.state is _SQD:
+            if state is _RTS and self._is_draining:
+                why = "requests are still in progress"
+                raise cm_error(errno.EINVAL, why, "modify_qp", hint="wait until sq_draining is 0, or for SQ_DRAINED")
+        elif state is _SQD and not bits & QP_EN_SQD_ASYNC_NOTIFY:
+            self.attr.en_sqd_async_notify = 0  # the value of the last time does not count
+
+    def _log_change(self, before: QPState, why: str, after: QPState | None = None) -> None:
+        peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
+        log.QP.debug("QP 0x%06x%s: %s -> %s, %s", self.qp_num, peer, before.name, (after or self.state).name, why)
+
+    def fail(self) -> None:
+        """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
+        with self._mux.runtime.lock:
+            if self._mux.pending_acks:
+                self._mux.acknowledge()
+            if self.state is not _RESET and self.state is not _ERR:
+                try:
+                    self._fail("the connection has ended")
+                except BaseException as error:
+                    self._mux.engine_raised(self, error)
+
+    def _fail(self, why: str) -> None:
+        """To the error state: everything posted completes, in order."""
+        engine = self._engine
+        if log.enabled and self.state is not _ERR:
+            self._log_change(self.state, why, _ERR)
+        self.state = _ERR
+        if engine is not None:
+            if not engine.failed:  # an engine that failed by itself still has to tell the peer why
+                engine.flush()
+            self._complete(engine.completed)
+        if self._srq is not None:
+            self._report(EventType.QP_LAST_WQE_REACHED)
+
+    def abort(self) -> None:
+        """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
+        engine, self._engine = self._engine, None
+        was_failed = self.state is _ERR
+        if self.state is not _RESET:
+            if log.enabled and not was_failed:
+                self._log_change(self.state, "an internal error", _ERR)
+            self.state = _ERR
+        try:
+            if engine is not None:
+                engine.failed = False  # it may have raised in the midst of its own flush
+                engine.flush()
+                self._complete(engine.completed)
+        finally:
+            self._sends = self._recvs = 0
+            if not was_failed:
+                self._report(EventType.QP_FATAL)
+                if self._srq is not None:
+                    self._report(EventType.QP_LAST_WQE_REACHED)
+
+    def _reset(self) -> None:
+        """Forget everything posted, and the completions that were not polled."""
+        self._enter_reset()
+        self._drop_completions()
+
+    def _drop_completions(self) -> None:
+        """Drop the completions that were not polled."""
+        self._send_cq.drop(self.qp_num)
+        if self._recv_cq is not self._send_cq:
+            self._recv_cq.drop(self.qp_num)
+
+    def attach_mcast(self, _gid: Gid, _lid: int) -> None:
+        raise cm_error(errno.EINVAL, "only a datagram queue pair receives from multicast groups", "attach_mcast")
+
+    def detach_mcast(self, _gid: Gid, _lid: int) -> None:
+        raise cm_error(errno.EINVAL, "only a datagram queue pair receives from multicast groups", "detach_mcast")
+
+    def destroy(self) -> None:
+        with self._mux.runtime.lock:
+            if self._mux.pending_acks:
+                self._mux.acknowledge()
+            self._closed = True
+            self._reset()
+            self._mux.detach(self)
+
+    # -- work requests --------------------------------------------------------------------------------
+
+    def post_send(self, wrs: list[SendWR]) -> None:
+        raise NotImplementedError
+
+    def _check_send(self, wr: SendWR) -> None:
+        """Raise where :meth:`post_send` would refuse the request, if the send queue has room."""
+        send_work(wr, self._table, self._pd, self._signal_all)
+
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        with self._mux.runtime.lock:
+            if len(wrs) > 1:
+                most = self._cap.max_send_wr
+                if self._sends + len(wrs) > most:
+                    self._mux.progress()  # an ACK that has arrived may make room
+                    if self._sends + len(wrs) > most:
+                        first = wrs[max(0, most - self._sends)]
+                        raise refused(first, errno.ENOMEM, f"the send queue holds {most} requests", "post_send")
+                for wr in wrs:
+                    self._check_send(wr)
+            self.post_send(wrs)
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        with self._mux.runtime.lock:
+            if self.state is _RESET:
+                raise refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
+            if self._srq is not None:
+                raise refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
+            engine = self._engine or self._start_engine()
+            most = self._cap.max_recv_wr
+            try:
+                for wr in wrs:
+                    if self._recvs >= most:
+                        raise refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
+                    work = RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True))
+                    try:
+                        engine.post_recv(work)
+                    except BaseException as error:
+                        raise self._post_raised(wr, error, "post_recv") from error
+                    self._recvs += 1
+            finally:
+                if self.state is _ERR and engine.completed:
+                    self._complete(engine.completed)
+
+    def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:
+        """The error of a request that made the engine raise. The queue pair has ended, and the request is not posted.
+
+        Raises ``error`` itself if it is no Exception.
+        """
+        self._mux.engine_raised(self, error)
+        return refused(wr, errno.EIO, "an internal error has ended the queue pair", step)
+
+    # -- completions and events -----------------------------------------------------------------------
+
+    def _complete(self, completed: list[WC]) -> None:
+        """Pass the engine's completions on to the completion queues."""
+        found = completed[:]
+        completed.clear()
+        if len(found) == 1 and found[0].opcode & WC_RECV:
+            self._recvs -= 1
+            self._recv_cq.add(found)
+            return
+        sends: list[WC] = []
+        recvs = sends if self._recv_cq is self._send_cq else []
+        for wc in found:
+            if wc.opcode & WC_RECV:
+                self._recvs -= 1
+                recvs.append(wc)
+                continue
+            self._sends -= 1
+            if type(wc.wr_id) is UnsignaledWrId:
+                if wc.status is _SUCCESS:
+                    continue
+                wc.wr_id = int(wc.wr_id)
+            sends.append(wc)
+        if sends:
+            self._send_cq.add(sends)
+        if recvs and recvs is not sends:
+            self._recv_cq.add(recvs)
+
+    def cq_failed(self, cq: object) -> None:
+        if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
+            self._fail("a completion queue has overflowed")
+            self._report(EventType.QP_FATAL)
+
+    def _report(self, event: EventType) -> None:
+        if self.async_events is not None:
+            self.async_events.post(event)

@@ -1,0 +1,253 @@
+"""What ``rdmacm ucmatose``, ``udaddy`` and ``mckey`` have in common: they send a number of messages of one size.
+
+They are librdmacm's tools of these names, which share options, lines of output and the end of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+from dataclasses import replace
+
+from rdmacm.address import SockAddr
+from rdmacm.addrinfo import AddrInfo, getaddrinfo
+from rdmacm.cmid import CmId
+from rdmacm.constants import AddressFamily, CmEventType, PortSpace, RaiFlag
+from rdmacm.errors import cm_error
+from rdmacm.explain import resolve
+from rdmacm.tools.arguments import integer_between
+from rdmacm.tools.explain import error_of
+from rdmacm.tools.output import Parser, write
+from rdmacm.tools.serving import bind
+from rdmacm.tools.waiting import PeerWait, notice
+from rdmacm.verbs.ah import AH
+from rdmacm.verbs.attr import QPCap
+from rdmacm.verbs.cq import CQ
+from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
+from rdmacm.verbs.pd import MR
+from rdmacm.verbs.qp import QPInitAttr
+from rdmacm.verbs.wr import RecvWR, SendWR
+
+__all__ = [
+    "CONNECTING_FAILED",
+    "GRH_LENGTH",
+    "RECV",
+    "SEND",
+    "TIMEOUT_MS",
+    "DatagramNode",
+    "End",
+    "add_counts",
+    "add_format",
+    "complete",
+    "say",
+]
+
+_MAX_MESSAGES = 32_768
+#: The longest message in bytes.
+_MAX_SIZE = 1 << 30
+#: Format of the addresses, and the family it implies; 0 for any.
+_FORMATS = {"name": 0, "ip": AddressFamily.INET, "ipv6": AddressFamily.INET6, "gid": AddressFamily.IB}
+#: The wr_id of receives, and of sends.
+RECV, SEND = 1, 2
+#: Timeout of resolve_addr and of resolve_route, in milliseconds.
+TIMEOUT_MS = 2000
+#: Events of an id that could not be connected.
+CONNECTING_FAILED = frozenset(
+    (
+        CmEventType.ADDR_ERROR,
+        CmEventType.ROUTE_ERROR,
+        CmEventType.CONNECT_ERROR,
+        CmEventType.UNREACHABLE,
+        CmEventType.REJECTED,
+    )
+)
+#: Bytes before each datagram that is received.
+GRH_LENGTH = 40
+
+
+# -- options and output ---------------------------------------------------------------------------------
+
+
+def add_format(parser: Parser) -> None:
+    """Add ``-f``."""
+    parser.add_argument(
+        "-f",
+        "--format",
+        choices=_FORMATS,
+        default="name",
+        help="Format of the addresses; name accepts all formats (default: %(default)s).",
+    )
+
+
+def add_counts(parser: Parser, most: int, connections: str, messages: str, size: str) -> None:
+    """Add ``-c``, up to ``most``, ``-C`` and ``-S``; the last arguments say what they are."""
+    for letter, name, limits, default, unit, what in (
+        ("-c", "--connections", (1, most), 1, "N", connections),
+        ("-C", "--messages", (0, _MAX_MESSAGES), 10, "N", messages),
+        ("-S", "--size", (0, _MAX_SIZE), 100, "BYTES", size),
+    ):
+        parser.add_argument(
+            letter,
+            name,
+            type=integer_between(*limits),
+            default=default,
+            metavar=unit,
+            help=f"{what} (default: %(default)s).",
+        )
+
+
+def say(args: argparse.Namespace, line: str) -> None:
+    """Write a line of output, unless ``--json`` is given."""
+    if not args.json:
+        write(f"{line}\n")
+
+
+def complete(args: argparse.Namespace, status: int) -> None:
+    """Write the last lines."""
+    say(args, "test complete")
+    say(args, f"return status {status}")
+
+
+# -- addresses ------------------------------------------------------------------------------------------
+
+
+class End:
+    """The server or the client of a tool: its arguments, counters, and the addresses of both ends.
+
+    Attributes:
+
+    - ``args``: the arguments.
+    - ``messages``: number of messages in each direction of each connection.
+    - ``space``: the port space of the ids.
+    - ``sent``: messages sent on all connections.
+    - ``received``, ``received_bytes``: messages received on all connections, and their bytes.
+    - ``waits``: the limits of waiting for the peer; None for the server, which waits without limit.
+    """
+
+    def __init__(self, args: argparse.Namespace, space: PortSpace) -> None:
+        self.args = args
+        self.messages: int = args.messages if args.size else 0
+        self.space = space
+        self.sent = self.received = self.received_bytes = 0
+        self.waits: PeerWait | None = None
+
+    def say(self, line: str) -> None:
+        """Write one line of the tool's output."""
+        say(self.args, line)
+
+    def own_address(self, port: int) -> SockAddr:
+        """The address of ``-b``."""
+        hints = self._hints(RaiFlag.PASSIVE | RaiFlag.NOROUTE)
+        address = getaddrinfo(self.args.bind, port, hints, provider=self.args.provider)[0].src_addr
+        assert address is not None
+        return address
+
+    def bind_listener(self, listener: CmId) -> None:
+        """Bind to the address of ``-b``, or to every address, and the port."""
+        if self.args.bind is None:
+            bind(listener, None, self.args.port)
+        else:
+            listener.bind_addr(self.own_address(self.args.port))
+
+    def find_server(self, source: SockAddr | None) -> SockAddr:
+        """The first of the server's addresses that can be resolved."""
+        hints, args = replace(self._hints(RaiFlag(0)), src_addr=source), self.args
+        with notice(f"the resolution of {args.server}"):
+            found, explanation = resolve(args.server, args.port, hints, timeout_ms=TIMEOUT_MS, provider=args.provider)
+        if found is None:
+            raise error_of(explanation, None)
+        with found:
+            assert found.route.dst_addr is not None
+            return found.route.dst_addr
+
+    def _hints(self, flags: RaiFlag) -> AddrInfo:
+        family = _FORMATS[self.args.format]
+        if family:
+            flags |= RaiFlag.NUMERICHOST
+        if family == AddressFamily.IB:
+            flags |= RaiFlag.FAMILY
+        return AddrInfo(flags=flags, family=family, port_space=self.space)
+
+
+# -- datagrams ------------------------------------------------------------------------------------------
+
+
+class DatagramNode:
+    """A datagram id with its queue pair, its memory, and the destination of its messages.
+
+    Attributes:
+
+    - ``cmid``: the id.
+    - ``count``, ``size``: number of messages, and bytes of each.
+    - ``ah``, ``remote_qpn``, ``remote_qkey``: the destination; ``ah`` is None until it is known.
+    """
+
+    def __init__(self, cmid: CmId, count: int, size: int) -> None:
+        self.cmid = cmid
+        self.count = count
+        self.size = size
+        self.ah: AH | None = None
+        self.remote_qpn = self.remote_qkey = 0
+        self._cq: CQ | None = None
+        self._region: MR | None = None
+
+    def check_size(self, args: argparse.Namespace, tool: str, ends: str) -> None:
+        """EINVAL, and a line of output, for messages that are longer than the MTU of the port."""
+        assert self.cmid.verbs is not None
+        port = self.cmid.verbs.query_port(self.cmid.port_num)
+        mtu = (port.active_mtu or port.max_mtu).bytes
+        if self.count and self.size > mtu:
+            say(args, f"{tool}: message_size {self.size} is larger than active mtu {mtu}")
+            text = f"messages of {self.size} bytes are longer than the port's MTU of {mtu}"
+            raise cm_error(errno.EINVAL, text, "create_qp", self.cmid.verbs.name, f"-S {mtu} at {ends} ends")
+
+    def create_qp(self, receives: int) -> None:
+        """Create the queue pair and post receives, all into the same memory."""
+        cmid, count = self.cmid, self.count
+        assert cmid.verbs is not None
+        self._cq = CQ(cmid.verbs, max(1, 2 * count))
+        cap = QPCap(max_send_wr=max(1, count), max_recv_wr=max(1, count))
+        qp = cmid.create_qp(QPInitAttr(QPType.UD, scq=self._cq, rcq=self._cq, cap=cap))
+        if count:
+            self._region = cmid.reg_msgs(bytearray(GRH_LENGTH + self.size))
+            qp.post_recv([RecvWR(RECV, [self._region.sge()])] * receives)
+
+    def post_messages(self, flags: SendFlag) -> None:
+        """Post all messages, with the number of the queue pair as immediate data."""
+        qp, region = self.cmid.qp, self._region
+        assert qp is not None
+        assert region is not None
+        message = SendWR(
+            SEND,
+            WROpcode.SEND_WITH_IMM,
+            [region.sge(GRH_LENGTH)],
+            flags,
+            imm_data=qp.qp_num,
+            ah=self.ah,
+            remote_qpn=self.remote_qpn,
+            remote_qkey=self.remote_qkey,
+        )
+        qp.post_send([message] * self.count)
+
+    @property
+    def cq(self) -> CQ:
+        """The completion queue."""
+        assert self._cq is not None
+        return self._cq
+
+    @property
+    def inbox(self) -> MR:
+        """The memory that messages are received into, after the GRH."""
+        assert self._region is not None
+        return self._region
+
+    def close(self) -> None:
+        """Release everything."""
+        if self.ah is not None:
+            self.ah.close()
+        self.cmid.destroy_qp()
+        self.cmid.destroy()
+        if self._region is not None:
+            self._region.close()
+        if self._cq is not None:
+            self._cq.close()
