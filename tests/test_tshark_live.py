@@ -170,7 +170,8 @@ def test_wireshark_reports_no_errors(recorded: Path) -> None:
     names = ("infiniband.bth.opcode", "infiniband.mad.attributeid", "infiniband.aeth.syndrome")
     opcodes, messages, syndromes = (Counter(packet[name] for packet in dissect(recorded, names)) for name in names)
     assert {int(opcode) for opcode in opcodes} == OPCODES
-    assert (messages[REQ], messages[REJ], messages[REP], messages[RTU]) == (6, 2, 4, 4)
+    assert (messages[REQ], messages[REP], messages[RTU]) == (6, 4, 4)
+    assert messages[REJ] in (2, 3), "a busy host may answer a message after its connection has ended"
     assert messages[DREQ] >= 4
     assert messages[DREP] >= 4
     assert set(syndromes) == {"", ACK, RNR, ACCESS}
