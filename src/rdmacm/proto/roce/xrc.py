@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rdmacm.enums import WCStatus
 from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import XRCETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, SHORTEST_PACKET, Icrc, crc32
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.roce.opcodes import (
     BTH_LENGTH,
     HEADER_LENGTH,
@@ -27,11 +28,10 @@ from rdmacm.proto.roce.opcodes import (
     TRANSPORT_MASK,
     TransportService,
 )
-from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
 from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES, NAK_INVALID_REQUEST
 from rdmacm.proto.roce.rc.failure import fail_receive
-from rdmacm.proto.roce.rc.fast_path import FIXED_BTH_BITS, LONGEST_PACKET
+from rdmacm.proto.roce.rc.fast_path import LONGEST_PACKET
 from rdmacm.proto.roce.rc.state import NO_HEADERS
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
@@ -85,6 +85,7 @@ class _XrcTrains(Trains):
 class _XrcEngine(RcEngine):
     """What both ends have."""
 
+    longest_packet: ClassVar[int] = LONGEST_PACKET + _XRCETH_LENGTH
     #: By opcode: bytes of its headers, 0 for packets that this end does not accept.
     accepted_lengths: bytes = NO_HEADERS
 
@@ -104,29 +105,6 @@ class _XrcEngine(RcEngine):
             self.identification = 0
         self.write_view = None
         return accepted
-
-    def _receive_packet(self, packet: memoryview, now: float) -> bool:
-        size = len(packet)
-        if not SHORTEST_PACKET <= size <= LONGEST_PACKET + _XRCETH_LENGTH:
-            self.counters.dropped["length"] += 1
-            return False
-        half, word = BTH_HALVES.unpack_from(packet)
-        opcode, pad = half >> 56, half >> 52 & 3
-        reason = ""
-        header_length = self.header_lengths[opcode]
-        if not header_length or size < header_length + pad + ICRC_LENGTH or half & FIXED_BTH_BITS != self.receive_bth:
-            reason = self._check_headers(half, size)
-        if not reason and crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
-            reason = self._solve_icrc(packet, opcode)
-        if reason:
-            self.counters.dropped[reason] += 1
-            return False
-        psn, body = word & PSN_MASK, packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
-        return self._execute(opcode & ~TRANSPORT_MASK, psn, half >> 48 & 0x80 | word >> 31, body, now)
-
-    def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:
-        """Process a packet that is this end's; ``opcode`` is that of a reliable connection."""
-        raise NotImplementedError
 
     def _check_headers(self, half: int, size: int) -> str:
         length = self.accepted_lengths[half >> 56]
@@ -176,7 +154,7 @@ class XrcInitiator(_XrcEngine):
         return [found, ICRC_STRUCT.pack(crc32(found, self.icrc_out.start(len(found) + ICRC_LENGTH)))]
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:  # noqa: ARG002
-        return responses.received(self, opcode, psn, body, now)
+        return responses.received(self, opcode & ~TRANSPORT_MASK, psn, body, now)
 
 
 def _no_queue(_srqn: int) -> SharedQueue | None:
@@ -224,7 +202,7 @@ class XrcTarget(_XrcEngine):
             self.counters.dropped["refused"] += 1
             fail_receive(self, WCStatus.REM_INV_REQ_ERR)
             return False
-        return responder.received(self, opcode, psn, flags, body[_XRCETH_LENGTH:])
+        return responder.received(self, opcode & ~TRANSPORT_MASK, psn, flags, body[_XRCETH_LENGTH:])
 
     def _select(self, srqn: int) -> bool:
         """Use the memory and the receives of a shared receive queue; False where the packet may not name it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
@@ -47,6 +48,9 @@ class RcEngine(RcState):
 
     It is its own state (:class:`RcState`), and begins in the state INIT.
     """
+
+    #: The longest packet, in bytes from its BTH to the end of its ICRC.
+    longest_packet: ClassVar[int] = LONGEST_PACKET
 
     # -- the user -------------------------------------------------------------------------------------
 
@@ -243,7 +247,7 @@ class RcEngine(RcState):
         Sets ``identification`` to the one its ICRC was made with.
         """
         size = len(packet)
-        if not SHORTEST_PACKET <= size <= LONGEST_PACKET:
+        if not SHORTEST_PACKET <= size <= self.longest_packet:
             self.counters.dropped["length"] += 1
             return False
         half, word = BTH_HALVES.unpack_from(packet)
@@ -258,9 +262,13 @@ class RcEngine(RcState):
             self.counters.dropped[reason] += 1
             return False
         psn, body = word & PSN_MASK, packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
+        return self._execute(opcode, psn, half >> 48 & 0x80 | word >> 31, body, now)
+
+    def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:
+        """Process a packet that has passed the checks; return whether it was accepted."""
         if IS_RESPONSE[opcode]:
             return responses.received(self, opcode, psn, body, now)
-        return responder.received(self, opcode, psn, half >> 48 & 0x80 | word >> 31, body)
+        return responder.received(self, opcode, psn, flags, body)
 
     def _solve_icrc(self, packet: memoryview, opcode: int) -> str:
         """Find the IPv4 identification of a packet that lacks the expected one; return "icrc" for a damaged packet.
