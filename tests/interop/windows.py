@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from interop.ends import Access, End, Flag, Opcode, Region, Remote, Status, WcFlag, Work, pattern
+from interop.ends import Access, End, Flag, Opcode, Remote, Status, WcFlag, Work, pattern
 from interop.memory import BLANK, GAP, check, words_as_bytes
 
 __all__ = [
@@ -39,8 +39,13 @@ _SIZE = 5000
 _TOLD = struct.Struct("!QQ")
 
 
-def _hear(end: End, told: Region) -> Remote:
-    """What the other end tells with :func:`_tell`."""
+def _connect_and_hear(end: End, receives: int = 1) -> Remote:
+    """Connect, and return what the other end tells with :func:`_tell`; ``receives``: how many are posted, for all."""
+    told = end.region(bytes(_TOLD.size))
+    end.post_receive(0, [told.piece(0, _TOLD.size)])
+    for number in range(1, receives):
+        end.post_receive(number, [])
+    end.connect()
     end.received(0)
     addr, key = _TOLD.unpack(told.read())
     return Remote(addr, key, _SIZE)
@@ -57,12 +62,8 @@ def _tell(end: End, addr: int, key: int) -> None:
 
 def window_request(end: End) -> None:
     """Write, read and count through a window; the same is refused once it is closed."""
-    told = end.region(bytes(_TOLD.size))
     local, read, word = end.region(pattern(_SIZE)), end.region(bytes(_SIZE)), end.region(bytes(8))
-    end.post_receive(0, [told.piece(0, _TOLD.size)])
-    end.post_receive(1, [])
-    end.connect()
-    remote = _hear(end, told)
+    remote = _connect_and_hear(end, receives=2)
     target: dict[str, Any] = {"addr": remote.addr, "rkey": remote.rkey}
     end.post(
         Work(Opcode.RDMA_WRITE, [local.piece(0, _SIZE)], 0, **target),
@@ -114,11 +115,8 @@ def beyond_window(opcode: Opcode, *, offset: int = 0, key: int = 0) -> Callable[
     """Access memory beyond a window, or with a key that differs; a SEND after that is flushed."""
 
     def request(end: End) -> None:
-        told = end.region(bytes(_TOLD.size))
         local = end.region(BLANK * 8)
-        end.post_receive(0, [told.piece(0, _TOLD.size)])
-        end.connect()
-        remote = _hear(end, told)
+        remote = _connect_and_hear(end)
         target: dict[str, Any] = {"addr": remote.addr + offset, "rkey": remote.rkey ^ key}
         end.post(Work(opcode, [local.piece(0, 8)], 0, **target), Work(Opcode.SEND, [], 1))
         end.sent(0, status=Status.REM_ACCESS_ERR)
@@ -147,12 +145,8 @@ def window_unharmed(mw_type: int, access: Access = _EVERY) -> Callable[[End], No
 
 
 def invalidate_request(end: End) -> None:
-    told = end.region(bytes(_TOLD.size))
     region = end.region(pattern(100))
-    end.post_receive(0, [told.piece(0, _TOLD.size)])
-    end.post_receive(1, [])
-    end.connect()
-    remote = _hear(end, told)
+    remote = _connect_and_hear(end, receives=2)
     target: dict[str, Any] = {"addr": remote.addr, "rkey": remote.rkey}
     end.post(
         Work(Opcode.RDMA_WRITE, [region.piece(0, 100)], 0, **target),
@@ -184,10 +178,7 @@ def invalidate_respond(end: End) -> None:
 
 def foreign_invalidate_request(end: End) -> None:
     """Invalidate a key that may not be invalidated. rdma_rxe acknowledges the SEND, and ends its queue pair."""
-    told = end.region(bytes(_TOLD.size))
-    end.post_receive(0, [told.piece(0, _TOLD.size)])
-    end.connect()
-    remote = _hear(end, told)
+    remote = _connect_and_hear(end)
     end.post(Work(Opcode.SEND_WITH_INV, [], 0, invalidate=remote.rkey))
     (failed,) = end.completions(True, 1)
     assert failed.status in (Status.REM_ACCESS_ERR, Status.SUCCESS), failed
@@ -237,12 +228,8 @@ def refused_bind_respond(mw_type: int, access: Access, *, length: int = 100) -> 
 
 def uc_window_request(end: End) -> None:
     """Write through a window; what is written once it is closed, or beside it, completes and is dropped."""
-    told = end.region(bytes(_TOLD.size))
     local = end.region(pattern(_SIZE + 1))
-    end.post_receive(0, [told.piece(0, _TOLD.size)])
-    end.post_receive(1, [])
-    end.connect()
-    remote = _hear(end, told)
+    remote = _connect_and_hear(end, receives=2)
     target: dict[str, Any] = {"addr": remote.addr, "rkey": remote.rkey}
     end.post(
         Work(Opcode.RDMA_WRITE, [local.piece(1, 8)], 0, addr=remote.addr, rkey=remote.rkey ^ 1),
