@@ -336,11 +336,17 @@ def test_descriptor(loopback: Loopback) -> None:
     assert fd == context.fileno() == context.async_fd
     poll = select.poll()
     poll.register(context, select.POLLIN)
-    assert poll.poll(0) == []
+
+    def assert_nothing_to_fetch() -> None:
+        while poll.poll(0):  # packets for other processes, which share the port, make it readable, too
+            with pytest.raises(CmWouldBlockError):
+                context.get_async_event(0)
+
+    assert_nothing_to_fetch()
     loopback.fail()
     assert poll.poll(1000) == [(fd, select.POLLIN)]
     context.get_async_event(0).ack()
-    assert poll.poll(0) == []
+    assert_nothing_to_fetch()
 
 
 def test_descriptor_for_an_event_before_it() -> None:
