@@ -9,7 +9,7 @@ modules.
 
 **A new provider** is a class with the methods of :class:`Provider`, objects for :class:`EventQueue` and
 :class:`IdBackend`, and devices as in :mod:`rdmacm.verbs.backend`. Its module has ``open_provider()`` and an entry in
-``_MODULES`` below. The scenarios of ``tests/conformance`` must pass on it.
+:mod:`rdmacm.provider_choice`. The scenarios of ``tests/conformance`` must pass on it.
 
 Errors
     A call that fails raises :class:`~rdmacm.errors.RdmaError` (made by :func:`~rdmacm.errors.cm_error`), leaves
@@ -72,8 +72,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -88,6 +86,7 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.multicast import GroupJoin, MulticastBackend
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import Buffer
+from rdmacm.provider_choice import opener_of
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Context, Device
@@ -301,8 +300,6 @@ class IdBackend(MulticastBackend, Protocol):
     verbs: Context | None
     #: The port of the device, from 1; 0 until bound to a device.
     port_num: int
-    #: The row of :attr:`sgid` in the port's GID table; 0 until bound to a device.
-    gid_index: int
     #: The GIDs of both ends; the zero GID until known.
     sgid: Gid
     dgid: Gid
@@ -313,6 +310,10 @@ class IdBackend(MulticastBackend, Protocol):
     paths: tuple[PathRecord, ...]
     #: What :meth:`resolve_service` found; empty before.
     services: tuple[ServiceRecord, ...]
+
+    @property
+    def gid_index(self) -> int:
+        """The row of :attr:`sgid` in the port's GID table; 0 until bound to a device."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -544,15 +545,6 @@ class Provider(Protocol):
         """
 
 
-#: The environment variable that names the provider.
-ENVIRONMENT = "RDMACM_PROVIDER"
-
-#: Name → module with ``open_provider()``; a new provider is added here. The module is imported when first chosen, so
-#: nothing above the seam depends on it.
-_MODULES = {"soft": "rdmacm.soft"}
-_openers: dict[str, Callable[[], Provider]] = {}
-
-
 def open_device(name: str, provider: str | Provider | None = None) -> Context:
     """Open a device by its name, ibv_open_device(3).
 
@@ -583,18 +575,10 @@ def get_provider(provider: str | Provider | None = None) -> Provider:
     """The provider to use in the calling thread's network namespace.
 
     ``provider``: a provider object, used as it is; a name; or None for the name in the environment variable
-    ``RDMACM_PROVIDER``, else ``soft``, the software device. A provider's module has ``open_provider()``, which returns
-    the one object of the calling thread's network namespace in this process. ENODEV for an unknown name.
+    ``RDMACM_PROVIDER``, else ``auto``: the kernel's devices where there are some to use, the software devices elsewhere
+    (:mod:`rdmacm.provider_choice`). A provider's module has ``open_provider()``, which returns the one
+    object of the calling thread's network namespace in this process. ENODEV for an unknown name.
     """
     if provider is not None and not isinstance(provider, str):
         return provider
-    name = provider or os.environ.get(ENVIRONMENT) or "soft"
-    opener = _openers.get(name)
-    if opener is None:
-        module = _MODULES.get(name)
-        if module is None:
-            origin = "argument" if provider else f"environment variable {ENVIRONMENT}"
-            text, hint = f"no provider {name!r} (from the {origin})", f"one of: {', '.join(sorted(_MODULES))}"
-            raise cm_error(errno.ENODEV, text, "provider", hint=hint)
-        opener = _openers[name] = cast("Callable[[], Provider]", importlib.import_module(module).open_provider)
-    return opener()
+    return cast("Provider", opener_of(provider)())

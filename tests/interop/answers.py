@@ -17,13 +17,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-#: The fields of pyverbs' ``DeviceAttr`` that have C's names, and of ``PortAttr``.
+#: The fields of pyverbs' ``DeviceAttr`` that have C's names, and of ``PortAttr``. (Its counters of violations tell what
+#: the device has received before.)
 _DEVICE_FIELDS = """
     vendor_id vendor_part_id hw_ver page_size_cap max_sge max_sge_rd max_qp_rd_atom max_qp_init_rd_atom max_ee
     max_ee_rd_atom max_ee_init_rd_atom max_rdd max_raw_ethy_qp max_fmr max_map_per_fmr local_ca_ack_delay phys_port_cnt
 """
 _PORT_FIELDS = """
-    state max_mtu active_mtu gid_tbl_len port_cap_flags max_msg_sz bad_pkey_cntr qkey_viol_cntr pkey_tbl_len lid sm_lid
+    state max_mtu active_mtu gid_tbl_len port_cap_flags max_msg_sz pkey_tbl_len lid sm_lid
     lmc max_vl_num sm_sl subnet_timeout init_type_reply active_width active_speed phys_state link_layer flags
     port_cap_flags2
 """

@@ -39,8 +39,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    mine = [item for item in items if here in item.path.parents]
+    mark(Path(__file__).parent, config, items)
+
+
+def mark(folder: Path, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests in ``folder``, which need the machine, and leave out what the second machine does not run."""
+    mine = [item for item in items if folder in item.path.parents]
     for item in mine:
         item.add_marker(pytest.mark.interop)
         item.add_marker(pytest.mark.slow)

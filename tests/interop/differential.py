@@ -4,8 +4,9 @@ Runs in a machine that has an RDMA device, as a program::
 
     differential.py generate SEED COUNT > questions      one JSON object a line
     differential.py c < questions > answers              the answers of the C library, one a line
-    differential.py ours < questions > answers           the answers of rdmacm
-    differential.py both QUESTION                        both answers to one question
+    differential.py soft < questions > answers           the answers of rdmacm with the provider soft
+    differential.py kernel < questions > answers         the answers of rdmacm with the provider kernel
+    differential.py both PROVIDER QUESTION               both answers to one question
     differential.py files FOLDER                         the files that the host must have in /etc
 
 A question is ``{"node", "service", "hints"}``, hints those fields of ``struct rdma_addrinfo`` that are not zero. An
@@ -564,15 +565,17 @@ def command(
                 Path(folder, name).write_text(text, encoding="utf-8")
         case ["c"]:
             ask_in_child(sys.stdin.readlines(), c().ask, sys.stdout)
-        case ["ours"]:
+        case ["soft" | "kernel" as provider]:
+            os.environ["RDMACM_PROVIDER"] = provider
             ask_all(sys.stdin, ours().ask, sys.stdout)
-        case ["both", question]:
+        case ["both", "soft" | "kernel" as provider, question]:
+            os.environ["RDMACM_PROVIDER"] = provider
             print("C   ", end=" ", flush=True)
             ask_in_child([question], c().ask, sys.stdout)
             print("ours", end=" ", flush=True)
             ask_all([question], ours().ask, sys.stdout)
         case _:
-            sys.exit("generate SEED COUNT | files FOLDER | c | ours | both QUESTION")
+            sys.exit("generate SEED COUNT | files FOLDER | c | soft | kernel | both PROVIDER QUESTION")
 
 
 if __name__ == "__main__":

@@ -167,6 +167,13 @@ def _flow_label(label: int, question: Json) -> int | str:
     return "free" if _port_is_chosen(question) and not given else label
 
 
+def _interface_of(device: str) -> str:
+    """The network interface of a device of the kernel or of ours."""
+    if device.startswith("soft_"):
+        return device.removeprefix("soft_")
+    return Path(f"/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs/0").read_text(encoding="ascii").strip()
+
+
 # -- the C library --------------------------------------------------------------------------------------
 
 
@@ -311,8 +318,7 @@ class CLibrary:
         }
 
     def _interface(self, context: Any) -> str:
-        name = self.verbs.ibv_get_device_name(context[0]).decode()
-        return Path(f"/sys/class/infiniband/{name}/ports/1/gid_attrs/ndevs/0").read_text(encoding="ascii").strip()
+        return _interface_of(self.verbs.ibv_get_device_name(context[0]).decode())
 
     @staticmethod
     def _path(route: _Route, question: Json) -> Json | None:
@@ -384,7 +390,7 @@ class OurIds(Ours):
     def _known(self, cmid: Any, question: Json, resolved: bool = False) -> Json:
         route = cmid.route
         return {
-            "interface": cmid.verbs.device.name.removeprefix("soft_") if cmid.verbs else None,
+            "interface": _interface_of(cmid.verbs.device.name) if cmid.verbs else None,
             "port_num": cmid.port_num,
             "local": without_port(self.plain(cmid.local_addr), _port_is_chosen(question)),
             "sgid": str(route.sgid),

@@ -30,13 +30,15 @@ TIMEOUT = 600
 LOCAL = {"127.0.0.1", "::1", "10.0.0.1", "10.0.0.9", "10.1.0.1", "10.7.0.1"}
 LOCAL |= {"fd00:0:0:1::1", "fd00:0:0:1::9", "fd01::1", "fd07::1", "fe80::1"}
 
+#: Ids of the provider "kernel" and the C library's have one table of ports, and so they are asked one after the other.
 _ASK = """
 . /project/tests/interop/differential.sh
 links
 cd /tmp
 ask MODULE c </mnt/share/MODULE.questions >c &
-ask MODULE ours </mnt/share/MODULE.questions >ours
-status=$?
+status=0
+[ PROVIDER = soft ] || wait $! || status=1
+ask MODULE PROVIDER </mnt/share/MODULE.questions >ours || status=1
 wait $! || status=1
 no_links
 cp c /mnt/share/MODULE.c
@@ -118,7 +120,9 @@ class Rules:
                 break
         return rows, answer
 
-    def compare(self, questions: list[Json], c: list[Json], ours: list[Json]) -> tuple[Counter[str], list[str]]:
+    def compare(
+        self, provider: str, questions: list[Json], c: list[Json], ours: list[Json]
+    ) -> tuple[Counter[str], list[str]]:
         """How often each row applied, and the questions whose answers no row explains."""
         seen: Counter[str] = Counter()
         unexplained = []
@@ -127,13 +131,13 @@ class Rules:
             if expected == mine:
                 seen.update(rows)
                 continue
-            ask = f"ask {self.module} both {shlex.quote(json.dumps(question))}"
+            ask = f"ask {self.module} both {provider} {shlex.quote(json.dumps(question))}"
             again = f"tests/interop/guest {shlex.quote(f'. /project/tests/interop/differential.sh; links; {ask}')}"
             unexplained.append(f"{again}\n    C         {theirs}\n    ours      {mine}\n    expected  {expected}")
         return seen, unexplained
 
-    def check(self, machine: Machine, questions: Iterable[Json], count: int) -> Counter[str]:
-        """Ask both libraries in the machine; returns how often each row applied.
+    def check(self, machine: Machine, questions: Iterable[Json], count: int, provider: str) -> Counter[str]:
+        """Ask both libraries in the machine, ours with this provider; returns how often each row applied.
 
         Raises:
             AssertionError: with the questions whose answers no row explains.
@@ -141,10 +145,11 @@ class Rules:
         asked = list(itertools.islice(questions, int(COUNT or count)))
         lines = "".join(f"{json.dumps(question)}\n" for question in asked)
         (machine.share / f"{self.module}.questions").write_text(lines, encoding="utf-8")
-        done = machine.insist(_ASK.replace("MODULE", self.module), TIMEOUT)
+        script = _ASK.replace("MODULE", self.module).replace("PROVIDER", provider)
+        done = machine.insist(script, TIMEOUT)
         assert done.status == 0, done.output
         files = [machine.share / f"{self.module}.{side}" for side in ("c", "ours")]
         answers = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
-        seen, unexplained = self.compare(asked, *answers)
+        seen, unexplained = self.compare(provider, asked, *answers)
         assert not unexplained, "\n".join([f"{len(unexplained)} of {len(asked)} (seed {SEED}):", *unexplained])
         return seen

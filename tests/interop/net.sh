@@ -5,12 +5,16 @@
 #     serve_rxe COMMAND...   the same in the background, returning when COMMAND listens; its output is /tmp/server.out
 #     serve_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
+#     iwarp_network          make this network and another: siw0 on wa (10.0.1.1, fd00:0:0:2::1), and siw1 on wb
+#                            (10.0.1.2, fd00:0:0:2::2) in the namespace iwarp
+#     iwarp COMMAND...       run COMMAND in the namespace iwarp
 #     network [MTU]          make this network, again if it has another MTU (default 1500)
 #     impair NETEM...        from now on impair the packets of both directions; NETEM: arguments of tc-netem(8)
 #     unimpaired             end the impairment
 #     dropped                print the kernel's counters of lost packets
 
 RXE4=10.0.0.1 SOFT4=10.0.0.2 RXE6=fd00:0:0:1::1 SOFT6=fd00:0:0:1::2
+IWARP4=10.0.1.1 PEER4=10.0.1.2 IWARP6=fd00:0:0:2::1 PEER6=fd00:0:0:2::2
 export PYTHONPATH=/project/src:/project/tests
 
 # "sleep" without starting a program, which takes long on an emulated processor.
@@ -24,6 +28,11 @@ runs() {
 }
 
 network() {
+    no_iwarp_network
+    _rxe_network "$@"
+}
+
+_rxe_network() {
     local mtu=${1:-1500}
     [[ -e /sys/class/net/va && $(</sys/class/net/va/mtu) = "$mtu" ]] && return
     local i
@@ -64,6 +73,31 @@ _network() {
     ping -q -c 1 -W 5 "$SOFT4" >/dev/null && ping -q -c 1 -W 5 "$SOFT6" >/dev/null
 }
 
+iwarp_network() {
+    _rxe_network || return
+    [ -e /sys/class/net/wa ] && return
+    ip netns add iwarp
+    ip link add wa type veth peer name wb netns iwarp
+    ip address add "$IWARP4/24" dev wa
+    ip address add "$IWARP6/64" dev wa nodad
+    ip link set wa up
+    ip -n iwarp address add "$PEER4/24" dev wb
+    ip -n iwarp address add "$PEER6/64" dev wb nodad
+    ip -n iwarp link set wb up
+    ip -n iwarp link set lo up
+    rdma link add siw0 type siw netdev wa && iwarp rdma link add siw1 type siw netdev wb || return
+    ping -q -c 1 -W 5 "$PEER4" >/dev/null && ping -q -c 1 -W 5 "$PEER6" >/dev/null
+}
+
+no_iwarp_network() {
+    [ -e /sys/class/net/wa ] || return 0
+    rdma link delete siw1
+    rdma link delete siw0
+    ip link delete wa
+    ip netns delete iwarp
+    until ! [ -e /sys/class/net/wa ]; do nap 0.02; done
+}
+
 no_network() {
     rdma link delete rxe0 2>/dev/null
     ip link delete va 2>/dev/null
@@ -92,6 +126,7 @@ dropped() {
 
 rxe() { if [ "$1" = python3 ]; then _warm "" "${@:2}"; else "$@"; fi; }
 soft() { if [ "$1" = python3 ]; then _warm soft "${@:2}"; else ip netns exec soft "$@"; fi; }
+iwarp() { if [ "$1" = python3 ]; then _warm iwarp "${@:2}"; else ip netns exec iwarp "$@"; fi; }
 
 # Run Python with these arguments in a namespace: a fork of the process that has imported everything (machine/warm.py).
 _warm() {

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from socket import AF_INET, AF_INET6
 from typing import Any
 
+import pytest
+
 from interop.differential import (
     AF_IB,
     DNS,
@@ -37,9 +39,13 @@ from interop.differential import (
     Json,
     Questions,
     ask_in_child,
+    unpack,
 )
 from interop.differing import LOCAL, SEED, Matching, Rules
 from interop.machine.run import Machine
+from rdmacm.address import SockAddrIB
+from rdmacm.addrinfo import AddrInfo
+from test_addrinfo_table import CASES
 
 KNOWN_FLAGS = PASSIVE | NUMERICHOST | NOROUTE | FAMILY | SA | DNS
 KNOWN_QP_TYPES = {0, RC, UC, UD, 8, XRC_SEND, XRC_RECV, 0xFF}
@@ -483,9 +489,33 @@ def _(q: Question, c: Json) -> Any:
     return {"entries": Matching(f"{first} and others of {ips}", all_of_them)}
 
 
-def test_getaddrinfo_differs_from_librdmacm_only_as_documented(machine: Machine) -> None:
-    seen = rule.check(machine, Questions(SEED), 2400)
+@pytest.mark.parametrize("provider", ["soft", "kernel"])
+def test_getaddrinfo_differs_from_librdmacm_only_as_documented(machine: Machine, provider: str) -> None:
+    seen = rule.check(machine, Questions(SEED), 2400, provider)
     print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
+
+
+def _plain(hints: AddrInfo) -> Json:
+    """Hints as in a question."""
+    fields: Json = {name: int(getattr(hints, name)) for name in ("flags", "family", "qp_type", "port_space")}
+    for side in ("src_addr", "dst_addr"):
+        address = getattr(hints, side)
+        if isinstance(address, SockAddrIB):
+            fields[side] = unpack(address.pack())
+        elif address is not None:
+            fields[side] = list(address)
+    if hints.route:
+        fields["route"] = b"".join(path.pack() for path in hints.route).hex()
+    return {name: value for name, value in {**fields, "connect": hints.connect.hex()}.items() if value}
+
+
+@pytest.mark.parametrize("provider", ["soft", "kernel"])
+def test_cases_of_the_table_differ_from_librdmacm_only_as_documented(machine: Machine, provider: str) -> None:
+    questions = [
+        {"node": case.node, "service": case.service, "hints": None if case.hints is None else _plain(case.hints)}
+        for case in CASES.values()
+    ]
+    rule.check(machine, questions, len(questions), provider)
 
 
 def test_crash_of_the_library_is_answered_with_its_signal() -> None:

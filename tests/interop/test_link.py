@@ -80,10 +80,11 @@ class TestImpairedLink:
 
     @pytest.mark.cell(ROW, "active")
     def test_our_client_pings_librdmacms_server(self, guest: Guest, impairment: str) -> None:
+        # rdma_rxe waits 2 s before it sends again: five losses in a row of one packet exceed the usual limit.
         done = until_disconnected(
             guest,
             "serve_rxe rping -s -a $RXE4 -S 20000 -C 5 -v -V\n"
-            f"soft {OURS} -c -a $RXE4 -S 20000 -C 5 -v -V || exit\n"
+            f"soft {OURS} -c --timeout 60 -a $RXE4 -S 20000 -C 5 -v -V || exit\n"
             "finish",
         )
         check_pings(done)

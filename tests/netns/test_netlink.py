@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, State, devices, explain
 from rdmacm.address import InetAddr
 from rdmacm.net import InterfaceFlag, Neighbour, NeighbourState
-from rdmacm.net.netlink import NetlinkNetwork
+from rdmacm.net.netlink import _LINK_GROUPS, NetlinkNetwork
 from rdmacm.net.portable import PortableNetwork
-from rdmacm.net.types import ARPHRD_INFINIBAND
+from rdmacm.net.types import ARPHRD_INFINIBAND, RouteEntry
 from rdmacm.provider import get_provider
 from rdmacm.soft import SoftProvider
 from rdmacm.soft.port_table import PortTable
@@ -308,6 +309,58 @@ class TestNeighbours:
         assert seen[-1].link_layer_address.hex(":") == net.vb.mac
         assert seen[-1] == network.neighbour(family, net.va.index, packed(dst))
 
+    @pytest.mark.parametrize(
+        ("change", "undo"),
+        [
+            ("route replace 10.99.0.0/24 dev va src 10.7.0.1", "route del 10.99.0.0/24"),
+            ("rule add to 10.99.0.1 prohibit", "rule del to 10.99.0.1"),
+            ("addr add 10.99.0.1/32 dev va", "addr del 10.99.0.1/32 dev va"),
+            ("link set va down", "link set va up"),
+        ],
+        ids=["route", "rule", "address", "link"],
+    )
+    def test_route_that_is_kept_ends_with_the_first_change(
+        self, net: TwoHosts, network: NetlinkNetwork, monkeypatch: pytest.MonkeyPatch, change: str, undo: str
+    ) -> None:
+        def ask() -> RouteEntry | int:
+            try:
+                return network.route(AF_INET, packed("10.99.0.1"), None, 0, 0)
+            except OSError as error:
+                return error.errno or 0
+
+        net.a.ip("route", "add", "10.99.0.0/24", "via", "10.7.0.2")
+        network.open()
+        query = Mock(wraps=network._query_route)
+        monkeypatch.setattr(network, "_query_route", query)
+        before = [ask() for _ in range(5)]
+        assert before == [before[0]] * 5
+        assert query.call_count == 2, "the second answer is kept"
+        assert network.changes() is None
+        net.a.ip(*change.split())
+        try:
+            after = ask()  # nobody has called changes() yet
+            assert after != before[0]
+            assert after == ask()
+            assert network.changes() is not None
+            assert network._groups == _LINK_GROUPS, "routes are not reported any more"
+            assert ask() == after
+        finally:
+            net.a.ip(*undo.split())
+
+    def test_route_that_is_kept_is_asked_for_again_after_a_second(
+        self, net: TwoHosts, network: NetlinkNetwork, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 1000.0
+        monkeypatch.setattr("rdmacm.net.netlink.time.monotonic", lambda: now)
+        network.open()
+        for _ in range(3):
+            found = network.route(AF_INET, packed("10.7.0.2"), None, 0, 0)
+        fresh = found._replace(mtu=1400)
+        monkeypatch.setattr(network, "_query_route", lambda *_: fresh)
+        assert network.route(AF_INET, packed("10.7.0.2"), None, 0, 0) == found
+        now += 1
+        assert network.route(AF_INET, packed("10.7.0.2"), None, 0, 0) == fresh
+
     def test_watched_neighbours_are_reported_until_the_network_is_closed(
         self, net: TwoHosts, network: NetlinkNetwork
     ) -> None:
@@ -487,7 +540,7 @@ class TestSettings:
     def test_link_speed_is_in_megabits_per_second(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         code = """
 import socket
-from rdmacm.net.netlink import NetlinkNetwork
+from rdmacm.net.netlink import _LINK_GROUPS, NetlinkNetwork
 network = NetlinkNetwork()
 print(network.link_speed("va"), network.link_speed("lo"), network.link_speed("nosuch"))
 network.close()

@@ -33,7 +33,7 @@ from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
 from rdmacm.verbs.enums import WC, MWType
 from rdmacm.verbs.mw import MW
-from rdmacm.verbs.pd import MR, PD
+from rdmacm.verbs.pd import MR, PD, DmaBufMR
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import MWBind, RecvWR, SendWR, inc_rkey
@@ -94,6 +94,7 @@ __all__ = [
     "ibv_query_srq",
     "ibv_rate_to_mbps",
     "ibv_rate_to_mult",
+    "ibv_reg_dmabuf_mr",
     "ibv_reg_mr",
     "ibv_req_notify_cq",
     "ibv_rereg_mr",
@@ -213,6 +214,11 @@ def ibv_dealloc_pd(pd: PD) -> None:
 def ibv_reg_mr(pd: PD, addr: Buffer, length: int | None, access: int) -> MR:
     """ibv_reg_mr(3); with None for ``length`` the whole buffer."""
     return MR(pd, leading_bytes(addr, length), access)
+
+
+def ibv_reg_dmabuf_mr(pd: PD, offset: int, length: int, iova: int, fd: int, access: int) -> DmaBufMR:
+    """ibv_reg_dmabuf_mr(3); EOPNOTSUPP where the device registers memory of the process only."""
+    return DmaBufMR(pd, length, access, fd, offset, iova)
 
 
 def ibv_dereg_mr(mr: MR) -> None:

@@ -39,7 +39,6 @@ __all__ = [
     "ibv_post_srq_ops",
     "ibv_query_ece",
     "ibv_reg_dm_mr",
-    "ibv_reg_dmabuf_mr",
     "ibv_set_ece",
 ]
 
@@ -136,11 +135,6 @@ def ibv_query_ece(qp: QP) -> NoReturn:
 def ibv_reg_dm_mr(pd: PD, dm: object, dm_offset: int, length: int, access: int) -> NoReturn:
     """ibv_reg_dm_mr(3)."""
     raise _refused("reg_dm_mr", "the device has no memory of its own", pd.context.name)
-
-
-def ibv_reg_dmabuf_mr(pd: PD, offset: int, length: int, iova: int, fd: int, access: int) -> NoReturn:
-    """ibv_reg_dmabuf_mr(3)."""
-    raise _refused("reg_dmabuf_mr", "regions are of memory of the process", pd.context.name)
 
 
 def ibv_set_ece(qp: QP, ece: Ece) -> NoReturn:

@@ -5,7 +5,7 @@ the guide. An object is closed by ``close()`` or at the end of its ``with`` bloc
 
 Objects
     Context                  an open device: rdmacm.open_device(), or ``id.verbs``
-    PD, MR, MW               a protection domain, a memory region, a memory window
+    PD, MR, DmaBufMR, MW     a protection domain, a memory region (of a dma-buf), a memory window
     CQ, CompChannel          a completion queue, a completion channel
     QP, SRQ                  a queue pair, a shared receive queue
     XRCD, OpenedQP           an XRC domain; another handle of an XRC_RECV, ibv_open_qp(3)
@@ -126,6 +126,7 @@ from rdmacm.verbs.enums import XRCDInitAttrMask as XRCDInitAttrMask
 from rdmacm.verbs.mw import MW as MW
 from rdmacm.verbs.pd import MR as MR
 from rdmacm.verbs.pd import PD as PD
+from rdmacm.verbs.pd import DmaBufMR as DmaBufMR
 from rdmacm.verbs.qp import QP as QP
 from rdmacm.verbs.qp import QPInitAttr as QPInitAttr
 from rdmacm.verbs.qp import QPInitAttrEx as QPInitAttrEx

@@ -32,7 +32,11 @@ class AH(Resource):
     ``sgid_index`` is empty.
     """
 
-    __slots__ = {"pd": "Its protection domain.", "attr": "A copy of the address vector."}
+    __slots__ = {
+        "pd": "Its protection domain.",
+        "attr": "A copy of the address vector.",
+        "core_route": "What a compiled core of the device sends with; None before the first datagram.",
+    }
 
     _warns = False
 
@@ -53,6 +57,7 @@ class AH(Resource):
         check_av(pd.context, attr, "create_ah")
         self.pd = pd
         self.attr = replace(attr, gr=replace(attr.gr))
+        self.core_route: object = None
         self._make("create_ah", (pd,), lambda: None)
 
     @property

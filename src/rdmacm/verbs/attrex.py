@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from rdmacm.verbs.attr import DeviceAttr
 
@@ -149,6 +150,11 @@ class DeviceAttrEx:
     tm_caps: TMCaps = TMCaps()
     cq_mod_caps: CQModerationCaps = CQModerationCaps()
     pci_atomic_caps: PCIAtomicCaps = PCIAtomicCaps()
+
+    @classmethod
+    def of(cls, attr: DeviceAttr) -> Self:
+        """The attributes of a device that has no others than ``attr``."""
+        return cls(attr, int(attr.device_cap_flags_ex), attr.phys_port_cnt)
 
     @property
     def xrc_odp_caps(self) -> int:

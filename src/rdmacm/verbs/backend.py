@@ -10,12 +10,23 @@ that device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from rdmacm.address import Gid
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, EventType, MWType, QPAttrMask, QPState, QPType, SrqAttrMask
+from rdmacm.verbs.attrex import DeviceAttrEx
+from rdmacm.verbs.enums import (
+    WC,
+    AccessFlag,
+    EventType,
+    MWType,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SrqAttrMask,
+    TransportType,
+)
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = [
@@ -196,6 +207,35 @@ class XrcSRQBackend(SRQBackend, Protocol):
     srq_num: int
 
 
+class WorkTaker(Protocol):
+    """Takes work requests as the user has made them, without a check before, if they are of the usual ones.
+
+    A method returns None if it has queued all, and else what it has not: the same object, or the end of a list. It has
+    done nothing for that, and raises no error about it: the caller checks it, and posts it with :class:`QPBackend`.
+    """
+
+    def post_send(self, wr: SendWR | Iterable[SendWR]) -> SendWR | Iterable[SendWR] | None: ...
+
+    def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> RecvWR | Iterable[RecvWR] | None: ...
+
+    def post_part(
+        self,
+        wr_id: int,
+        opcode: int,
+        data: object,
+        offset: int,
+        length: int | None,
+        flags: int,
+        remote_addr: int,
+        rkey: int,
+        /,
+    ) -> bool:
+        """A send with part of an :class:`rdmacm.verbs.MR`, or inline bytes; False if nothing was done."""
+
+    def post_recv_part(self, wr_id: int, region: object, offset: int, length: int | None, /) -> bool:
+        """A receive into part of a region; False if nothing was done."""
+
+
 class QPBackend(Protocol):
     """A queue pair.
 
@@ -211,12 +251,17 @@ class QPBackend(Protocol):
     #: Takes its asynchronous events. The API sets it.
     async_events: AsyncEvents | None
 
+    @property
+    def core(self) -> WorkTaker | None:
+        """What is tried first with work requests, in a state that takes them; None: nothing."""
+
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         """Change the attributes that ``mask`` names, and with STATE the state.
 
         The state table allows the transition, the required attributes are there, and each value is within the device's
-        limits; the P_Key and the GID row were in the port's tables a moment ago. ERR completes everything posted with
-        WR_FLUSH_ERR. RESET drops everything posted, and the completions of this queue pair that are not polled.
+        limits; the P_Key and the GID row were in the port's tables a moment ago, unless the device has
+        ``checks_tables``. ERR completes everything posted with WR_FLUSH_ERR. RESET drops everything posted, and the
+        completions of this queue pair that are not polled.
         EOPNOTSUPP: an optional attribute that the device cannot change in this state; EINVAL: an address vector that it
         cannot send to, ALT_PATH where it has no alternate paths, SQD to RTS before the send queue is drained; ENODEV:
         the device has been removed.
@@ -288,14 +333,22 @@ class DeviceBackend(Protocol):
 
     #: The device's name.
     name: str
+    #: InfiniBand, also for RoCE, or iWARP.
+    transport_type: TransportType
     #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr
     #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
     num_comp_vectors: int
+    #: Whether :meth:`QPBackend.modify` itself refuses a port, P_Key or GID row that is not there.
+    checks_tables: bool
     #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
     default_pds: list[Any]
     #: The same for their XRC domain (:class:`rdmacm.verbs.XRCD`).
     default_xrcds: list[Any]
+
+    @property
+    def attr_ex(self) -> DeviceAttrEx:
+        """:attr:`attr` with the extended attributes."""
 
     def query_counters(self) -> dict[str, int]:
         """The device's counters by name, 0 included; the names are rdma_rxe's or mlx5's for what these count, too."""
@@ -305,6 +358,12 @@ class DeviceBackend(Protocol):
 
         The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions; EOPNOTSUPP: access that the
         device lacks (ZERO_BASED, ON_DEMAND, HUGETLB).
+        """
+
+    def reg_dmabuf_mr(self, pd: object, offset: int, length: int, iova: int, fd: int, access: AccessFlag) -> MRBackend:
+        """Register ``length`` bytes at ``offset`` of a dma-buf; the first has the address ``iova``.
+
+        EOPNOTSUPP: the device accesses memory of the process only. Its ``rereg`` is not called.
         """
 
     def alloc_mw(self, pd: object, mw_type: MWType) -> MWBackend:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Buffer", "byte_view"]
+__all__ = ["Buffer", "address_of", "byte_view"]
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer
@@ -38,3 +40,48 @@ def byte_view(buffer: Buffer) -> memoryview:
     from pickle import PickleBuffer
 
     return PickleBuffer(any_buffer).raw()
+
+
+def address_of(view: memoryview) -> int:
+    """The address of a buffer's first byte in this process."""
+    return _address_function()(view)
+
+
+@cache
+def _address_function() -> Callable[[memoryview], int]:
+    """It needs ctypes, which takes long to import."""
+    import ctypes
+
+    class PyBuffer(ctypes.Structure):
+        """``Py_buffer`` of CPython's stable ABI; only its first field is read."""
+
+        _fields_ = (
+            ("buf", ctypes.c_void_p),
+            ("obj", ctypes.c_void_p),
+            ("len", ctypes.c_ssize_t),
+            ("itemsize", ctypes.c_ssize_t),
+            ("readonly", ctypes.c_int),
+            ("ndim", ctypes.c_int),
+            ("format", ctypes.c_char_p),
+            ("shape", ctypes.c_void_p),
+            ("strides", ctypes.c_void_p),
+            ("suboffsets", ctypes.c_void_p),
+            ("internal", ctypes.c_void_p),
+        )
+
+    # Prototypes for this module alone: the functions of ctypes.pythonapi are shared by all code of the process.
+    get = ctypes.cast(
+        ctypes.pythonapi.PyObject_GetBuffer,
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(PyBuffer), ctypes.c_int),
+    )
+    release = ctypes.cast(ctypes.pythonapi.PyBuffer_Release, ctypes.PYFUNCTYPE(None, ctypes.POINTER(PyBuffer)))
+
+    def address(view: memoryview) -> int:
+        found = PyBuffer()
+        get(view, ctypes.byref(found), 0)
+        try:
+            return found.buf or 0
+        finally:
+            release(ctypes.byref(found))
+
+    return address

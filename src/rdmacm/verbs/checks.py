@@ -44,6 +44,7 @@ __all__ = [
     "check_kind",
     "check_number",
     "check_srq",
+    "check_tables",
     "check_values",
     "flags",
     "member",
@@ -122,19 +123,19 @@ def check_context(context: Context, step: str) -> None:
         raise cm_error(errno.EBADF, "the context is closed", step, context.name)
 
 
+_ONLY_INT = {int}
+
+
 def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
     """Check the sizes of a queue pair; those of its receive queue only ``with_receives``."""
     wrs, sges = device.max_qp_wr, device.max_sge
     # Each connection makes a queue pair, so the list below is made only for the error.
-    if (
-        type(cap.max_send_wr) is type(cap.max_send_sge) is type(cap.max_inline_data) is int
-        and type(cap.max_recv_wr) is type(cap.max_recv_sge) is int
-        and 0 <= cap.max_send_wr <= wrs
-        and 0 <= cap.max_send_sge <= sges
-        and 0 <= cap.max_inline_data <= device.max_inline_data
-        and (not with_receives or (0 <= cap.max_recv_wr <= wrs and 0 <= cap.max_recv_sge <= sges))
-    ):
-        return
+    send_wr, send_sge, inline = cap.max_send_wr, cap.max_send_sge, cap.max_inline_data
+    recv_wr, recv_sge = (cap.max_recv_wr, cap.max_recv_sge) if with_receives else (0, 0)
+    if set(map(type, (send_wr, send_sge, inline, recv_wr, recv_sge))) == _ONLY_INT:
+        if 0 <= send_wr <= wrs and 0 <= send_sge <= sges and 0 <= inline <= device.max_inline_data:
+            if 0 <= recv_wr <= wrs and 0 <= recv_sge <= sges:
+                return
     limits = [
         ("max_send_wr", cap.max_send_wr, wrs),
         ("max_send_sge", cap.max_send_sge, sges),
@@ -189,7 +190,7 @@ def check_av(context: Context, attr: AHAttr, step: str) -> None:
 
 
 def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
-    """Check the attributes of a queue pair that ``mask`` names."""
+    """Check the attributes of a queue pair that ``mask`` names, but for what the tables of a port decide."""
     bits = mask.value
     if not bits & ~QP_STATE:
         return
@@ -207,6 +208,12 @@ def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
         check_number("port_num", attr.port_num, 0, 0xFF, "modify_qp")
     if bits & QP_PKEY_INDEX:
         check_number("pkey_index", attr.pkey_index, 0, 0xFFFF, "modify_qp")
+
+
+def check_tables(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
+    """Check those attributes that the ports and their tables decide, in the order in which they are set."""
+    bits = mask.value
+    if bits & QP_PKEY_INDEX:
         context.query_pkey(attr.port_num, attr.pkey_index)
     elif bits & QP_PORT:
         context.query_port(attr.port_num)

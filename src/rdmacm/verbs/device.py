@@ -127,6 +127,8 @@ class Device:
     - ``transport_type``: InfiniBand, also for RoCE, or iWARP.
     - ``node_guid``: 64 bits, as a number.
     - ``ports``: its ports, in the order of their numbers.
+    - ``driver``: the name of the kernel's driver, such as ``mlx5_core``; empty for a software device.
+    - ``fw_ver``: the version of its firmware; empty if it has none.
     """
 
     name: str
@@ -136,6 +138,8 @@ class Device:
     transport_type: TransportType
     node_guid: int
     ports: tuple[Port, ...]
+    driver: str = ""
+    fw_ver: str = ""
 
     @property
     def guid_text(self) -> str:
@@ -205,9 +209,7 @@ class Context:
 
     def query_device_ex(self) -> DeviceAttrEx:
         """The same with extended attributes, ibv_query_device_ex(3)."""
-        attr = self.backend.attr
-        flags: int = getattr(attr, "device_cap_flags_ex", attr.device_cap_flags)
-        return DeviceAttrEx(attr, flags, attr.phys_port_cnt)
+        return self.backend.attr_ex
 
     def query_rt_values_ex(self, comp_mask: int = 1) -> NoReturn:
         """Values of the device's clock, ibv_query_rt_values_ex(3). EOPNOTSUPP: no device has one."""
@@ -297,10 +299,11 @@ class Context:
         return pkeys.index(pkey)
 
     def query_counters(self) -> dict[str, int]:
-        """The device's counters by name: what ``rdma statistic`` shows of a kernel's device, but of this process alone.
+        """The device's counters by name.
 
-        Drops and errors are counted, on all queue pairs of the device, and packets are not. Names are those of rdma_rxe
-        and mlx5; ``docs/debugging.md`` describes them. EOPNOTSUPP: the provider has no queue pairs here.
+        Of a kernel's device, what ``rdma statistic`` shows: of all processes, with the ports added up. Of a software
+        device, drops and errors of this process, on all queue pairs of the device; names are those of rdma_rxe and
+        mlx5, and ``docs/debugging.md`` describes them. EOPNOTSUPP: the provider has no queue pairs here.
         """
         return self.backend.query_counters()
 
@@ -316,8 +319,9 @@ class Context:
 
     def _forget_events(self, owner: object) -> None:
         """Drop the events of an object that is closed."""
-        for queue in self._async_queues.values():
-            queue.forget(owner)
+        if self._async_queues:
+            for queue in self._async_queues.values():
+                queue.forget(owner)
 
     def get_async_event(self, timeout: float | None = None) -> AsyncEvent:
         """The next asynchronous event, ibv_get_async_event(3).

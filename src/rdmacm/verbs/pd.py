@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 
-from rdmacm.errors import cm_error
+from rdmacm.address import ALL_BITS_64
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs import checks
 from rdmacm.verbs.backend import MRBackend
@@ -15,7 +16,7 @@ from rdmacm.verbs.enums import AccessFlag, ReregMRFlag
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import SGE
 
-__all__ = ["MR", "PD"]
+__all__ = ["MR", "PD", "DmaBufMR"]
 
 _REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
@@ -170,6 +171,62 @@ class MR(Resource):
         if self._closed:
             return "<MR closed>"
         return f"<MR addr=0x{self.addr:x} length={self.length} lkey=0x{self.lkey:x} rkey=0x{self.rkey:x}>"
+
+
+class DmaBufMR(MR):
+    """A memory region of a dma-buf, ibv_reg_dmabuf_mr(3): memory of another device, such as a graphics processor.
+
+    ``length`` bytes at ``offset`` of the dma-buf that ``fd`` is a descriptor of, which may be closed afterwards.
+    ``iova``: the address of the first byte in work requests, None for ``offset``.
+
+    The process does not see the memory: ``buf`` is empty, :meth:`read`, :meth:`write` and :meth:`rereg` are EOPNOTSUPP,
+    and a request with it cannot be inline. Errors of registering: those of :class:`MR`, and the kernel's for a
+    descriptor that is none of a dma-buf. EOPNOTSUPP: the device, or its driver, has no such regions (software devices,
+    rdma_rxe and siw).
+    """
+
+    __slots__ = ()
+
+    def __init__(self, pd: PD, length: int, access: int, fd: int, offset: int = 0, iova: int | None = None) -> None:
+        self._closed = True
+        step, device = "reg_dmabuf_mr", pd.context.backend
+        allowed = checks.flags(AccessFlag, access, "access flags", step)
+        if allowed & _REMOTE_WRITES and not allowed & ACCESS_LOCAL_WRITE:
+            text = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well"
+            raise cm_error(errno.EINVAL, text, step, hint="LOCAL_WRITE | REMOTE_WRITE")
+        address = offset if iova is None else iova
+        checks.check_number("length", length, 1, device.attr.max_mr_size, step)
+        for name, value in (("offset", offset), ("iova", address)):
+            checks.check_number(name, value, 0, ALL_BITS_64 + 1 - length, step)
+        checks.check_number("fd", fd, 0, 0x7FFFFFFF, step)
+        self.pd, self.access, self.buf = pd, allowed, memoryview(b"")
+        self.backend = self._make(
+            step, (pd,), lambda: device.reg_dmabuf_mr(pd, offset, length, address, fd, self.access)
+        )
+        self.lkey, self.rkey = self.backend.lkey, self.backend.rkey
+        self.addr, self.length = self.backend.addr, self.backend.length
+
+    def _unseen(self, step: str) -> RdmaError:
+        return cm_error(errno.EOPNOTSUPP, "the memory of a dma-buf is not the process's", step)
+
+    def read(self, length: int, offset: int = 0) -> bytes:  # noqa: ARG002 (MR's)
+        """EOPNOTSUPP."""
+        raise self._unseen("read")
+
+    def write(self, data: Buffer | str, length: int | None = None, offset: int = 0) -> None:  # noqa: ARG002 (MR's)
+        """EOPNOTSUPP."""
+        raise self._unseen("write")
+
+    def rereg(
+        self,
+        flags: int,  # noqa: ARG002 (MR's)
+        pd: PD | None = None,  # noqa: ARG002
+        buffer: Buffer | None = None,  # noqa: ARG002
+        length: int | None = None,  # noqa: ARG002
+        access: int = 0,  # noqa: ARG002
+    ) -> None:
+        """EOPNOTSUPP."""
+        raise self._unseen("rereg_mr")
 
 
 def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:

@@ -13,7 +13,7 @@ from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
-from rdmacm.verbs.checks import check_caps, check_kind, check_number, check_values, flags, member
+from rdmacm.verbs.checks import check_caps, check_kind, check_number, check_tables, check_values, flags, member
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import (
@@ -26,6 +26,7 @@ from rdmacm.verbs.enums import (
     QPState,
     QPType,
     SRQType,
+    TransportType,
     WROpcode,
 )
 from rdmacm.verbs.mw import MW
@@ -149,6 +150,7 @@ class QP(Resource):
         "qp_num": "Its number, 24 bits.",
         "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
         "_context": "The open device that it was made from.",
+        "_is_iwarp": "Whether the device's transport is iWARP, which has other attributes than InfiniBand.",
         "_init_attr": "What it was made with.",
         "_max_recv_sge": "Elements in a receive.",
         "_event_owner": "The owner of its events, which refers to it weakly.",
@@ -172,12 +174,12 @@ class QP(Resource):
         xrcd = self.xrcd = domain if isinstance(domain, XRCD) else None
         context = self._context = domain.context
         device = context.backend
+        self._is_iwarp = device.transport_type is TransportType.IWARP
         scq, rcq, srq = _check_queues(attr, context)
         check_caps(attr.cap, device.attr, with_receives=rcq is not None and srq is None)
         if rcq is None or srq is not None:
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0
-        parts = (domain, scq) if rcq is scq else (domain, scq, rcq)
-        needs = tuple(part for part in (*parts, srq) if part is not None)
+        needs = tuple([part for part in (domain, scq, None if rcq is scq else rcq, srq) if part is not None])
         queues = (
             None if scq is None else scq.backend,
             None if rcq is None else rcq.backend,
@@ -307,11 +309,20 @@ class QP(Resource):
         after = member(QPState, attr.qp_state, "qp_state", "modify_qp") if bits & QP_STATE else state
         if bits & QP_CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
-        fault = find_fault(self.qp_type, state, after, chosen)
-        if fault is not None:
-            raise cm_error(errno.EINVAL, fault, "modify_qp")
+        if not self._is_iwarp:  # there the specification leaves the attributes to the device
+            fault = find_fault(self.qp_type, state, after, chosen)
+            if fault is not None:
+                raise cm_error(errno.EINVAL, fault, "modify_qp")
         check_values(self._context, attr, chosen)
-        self.backend.modify(attr, chosen)
+        context = self._context
+        if not context.backend.checks_tables:
+            check_tables(context, attr, chosen)
+        try:
+            self.backend.modify(attr, chosen)
+        except RdmaError:
+            if context.backend.checks_tables:
+                check_tables(context, attr, chosen)  # tells what the device has refused
+            raise
         if self.qp_type is QPType.UD and bits & QP_PORT:
             port = self._context.query_port(attr.port_num)
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes
@@ -349,6 +360,12 @@ class QP(Resource):
         state, the type, a size or a value does not allow it; ENOMEM: the queue is full.
         """
         backend = self.backend
+        core = backend.core
+        if core is not None:
+            rest = core.post_send(wr)
+            if rest is None:
+                return
+            wr = rest
         if self._closed or not _MAY_SEND[backend.state]:
             raise self._takes_no_sends(wr)
         if isinstance(wr, SendWR):
@@ -407,6 +424,12 @@ class QP(Resource):
         is full.
         """
         backend = self.backend
+        core = backend.core
+        if core is not None:
+            rest = core.post_recv(wr)
+            if rest is None:
+                return
+            wr = rest
         if self._closed or not _MAY_RECV[backend.state] or self._init_attr.srq is not None:
             raise self._takes_no_receives(wr)
         if isinstance(wr, RecvWR):

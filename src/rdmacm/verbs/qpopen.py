@@ -67,6 +67,7 @@ class OpenedQP(QP):
         self.xrcd = xrcd
         self.qp_type = qp_type
         self._context = context
+        self._is_iwarp = False  # XRC is InfiniBand's
         owner = EventOwner(self)
         needs: tuple[Resource, ...] = (xrcd,)
         self.backend = self._target = self._make(

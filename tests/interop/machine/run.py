@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,7 @@ __all__ = ["Machine", "MachineError", "Result", "copy_project"]
 
 PROJECT = Path(__file__).parents[3]
 #: The parts of the project that the machine has at /project.
-COPIED = ("src", "tests/interop", "bench", "examples")
+COPIED = ("src", "tests/conformance", "tests/interop", "tests/support", "bench", "examples")
 #: Seconds: for starting the machine, and for a script's own limit to take effect. An emulated machine is slow.
 STARTING, SLACK = 180.0, 30.0
 #: The status of a script that exceeded its limit.
@@ -42,9 +43,15 @@ class Result:
 
 
 def copy_project(folder: Path) -> None:
-    """Copy :data:`COPIED` into ``folder``, so that an edit of the project does not change a running machine."""
+    """Copy :data:`COPIED` into ``folder``, so that an edit of the project does not change a running machine.
+
+    With RDMACM_CORE=python in the environment, the machine has no compiled core either.
+    """
+    left_out = ["artifacts"]
+    if os.environ.get("RDMACM_CORE") == "python":
+        left_out.append("_core.*.so")
     for name in COPIED:
-        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("artifacts"))
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns(*left_out))
 
 
 class Machine(ABC):

@@ -1,0 +1,290 @@
+"""The kernel's events as events of the API, and what the id has to do about each.
+
+An active side with a queue pair of its own completes the connection when the peer's reply is fetched, as librdmacm
+does: the kernel leaves that to user space.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from functools import partial
+from typing import NamedTuple
+
+from rdmacm.cmstate import State, Trigger
+from rdmacm.connparam import ConnParam, UdParam
+from rdmacm.constants import CmEventType
+from rdmacm.errors import RdmaError
+from rdmacm.explanation import Explanation
+from rdmacm.kernel import abi
+from rdmacm.kernel.event_queue import KernelQueue
+from rdmacm.kernel.host import KernelHost
+from rdmacm.kernel.identifier import KernelId
+from rdmacm.kernel.prediction import explain_failure
+from rdmacm.kernel.reasons import no_device, reason_of
+from rdmacm.multicast import GroupJoin
+from rdmacm.proto.cm.codes import RejectReason, rejection_text, sidr_text
+from rdmacm.provider import QueuedEvent
+from rdmacm.verbs.attr import AHAttr
+from rdmacm.verbs.enums import QPState, QPType
+
+__all__ = ["translate"]
+
+_E = CmEventType
+_TEXTS = {
+    _E.DEVICE_REMOVAL: "the device was removed",
+    _E.ADDR_CHANGE: "the hardware address of the interface has changed",
+}
+
+#: How long the queue pair stays usable after the peer's DREQ. Its last ACK came before, but rdma_rxe handles the two
+#: packets in different threads: a send that the peer has received would be flushed.
+LATE_ACK_SECONDS = 0.001
+
+
+class _Arrival(NamedTuple):
+    """An event of an id: the id, the event for the API as far as it is known, and the kernel's."""
+
+    core: KernelId
+    event: QueuedEvent
+    raw: abi.Event
+
+
+def translate(host: KernelHost, queue: KernelQueue, raw: abi.Event) -> QueuedEvent | None:
+    """The event for the API; None where there is none. The lock is held."""
+    joined = host.joins.get(raw.uid)
+    if joined is not None:
+        member, join = joined
+        return _group_event(member, join, raw) if isinstance(member, KernelId) else None
+    core = host.ids.get(raw.uid)
+    if not isinstance(core, KernelId) or core.state is State.DESTROYING:
+        return None
+    try:
+        kind = CmEventType(raw.type)
+    except ValueError:
+        return None
+    if kind is _E.CONNECT_REQUEST:
+        return _request(core, queue, raw)
+    owner = core.owner()
+    if owner is None:
+        return None
+    handler = _HANDLERS.get(kind)
+    event = QueuedEvent(owner, kind, raw.status)
+    found = event if handler is None else handler(_Arrival(core, event, raw))
+    if found is not None and not found.message:
+        found = found._replace(message=_text(found))
+    return found
+
+
+def _text(event: QueuedEvent) -> str:
+    if event.type is _E.UNREACHABLE and event.status == -errno.ETIMEDOUT:
+        return "the peer did not answer"
+    if event.type in _TEXTS:
+        return _TEXTS[event.type]
+    return os.strerror(-event.status) if event.status < 0 else ""
+
+
+# -- resolving --------------------------------------------------------------------------------------------
+
+
+def _address_resolved(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    try:
+        core.refresh("resolve_addr")
+    except RdmaError as error:  # the id has lost its device since
+        return event._replace(type=_E.ADDR_ERROR, status=-(error.errno or errno.EIO), message=str(error.strerror))
+    core.step_done("address", core.verbs.name if core.verbs else "")
+    core.move(Trigger.ADDR_DONE)
+    return event
+
+
+def _address_failed(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    core.move(Trigger.ADDR_FAILED)
+    return _failed(core, event, "resolve_addr", "address")
+
+
+def _route_failed(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    core.move(Trigger.ROUTE_FAILED)
+    return _failed(core, event, "resolve_route", "path")
+
+
+def _failed(core: KernelId, event: QueuedEvent, call: str, step: str) -> QueuedEvent:
+    code = -event.status
+    lookup, expected = core.expectation(core.peer_addr) if core.peer_addr is not None else (None, None)
+    message = expected.message if expected is not None and expected.errno == code else _reason(core, code, call)
+    core.step_done(step, message)
+    explain: partial[Explanation] = partial(explain_failure, lookup, expected, code, call, message, core.steps)
+    return event._replace(message=message, explain=explain)
+
+
+def _reason(core: KernelId, code: int, call: str) -> str:
+    if call == "resolve_addr" and code == errno.ETIMEDOUT:
+        return "no neighbour has answered for the next hop"
+    reason = (code == errno.ENODEV and no_device(core.host)) or reason_of(call, code)
+    return reason.text
+
+
+def _route_resolved(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    try:
+        core.read_paths("resolve_route")
+    except RdmaError as error:
+        return event._replace(type=_E.ROUTE_ERROR, status=-(error.errno or errno.EIO), message=str(error.strerror))
+    path = core.paths[0] if core.paths else None
+    core.step_done("path", f"MTU {path.mtu_bytes}" if path else "no path record")
+    core.move(Trigger.ROUTE_DONE)
+    return event
+
+
+def _service_resolved(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    try:
+        core.read_services()
+        core.refresh("resolve_addrinfo")
+    except RdmaError as error:
+        core.move(Trigger.SERVICE_FAILED)
+        return event._replace(type=_E.ADDRINFO_ERROR, status=-(error.errno or errno.EIO), message=str(error.strerror))
+    core.move(Trigger.SERVICE_DONE)
+    return event
+
+
+def _service_failed(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    core.move(Trigger.SERVICE_FAILED)
+    return event
+
+
+# -- connecting -------------------------------------------------------------------------------------------
+
+
+def _request(listener: KernelId, queue: KernelQueue, raw: abi.Event) -> QueuedEvent | None:
+    """The new id of a request, which the kernel has made."""
+    child = listener.child(queue, raw)
+    owner = listener.owner()
+    if owner is None or child is None:
+        if child is not None:
+            child.destroy()
+        return None
+    event = QueuedEvent(owner, _E.CONNECT_REQUEST, raw.status, param=_param(listener, raw, True), new_id=child)
+    if listener.requests_allowed is not None:
+        if listener.requests_allowed <= 0:
+            listener.held_requests.append(event)
+            return None
+        listener.requests_allowed -= 1
+    return event
+
+
+def _param(core: KernelId, raw: abi.Event, is_request: bool = False) -> ConnParam | UdParam:
+    if core.qp_type != QPType.UD:
+        return abi.unpack_conn(raw.param)
+    found = abi.unpack_ud(raw.param)
+    return UdParam(found.private_data, AHAttr(), 0, 0) if is_request else found
+
+
+def _replied(at: _Arrival) -> QueuedEvent:
+    core, event, raw = at
+    core.peer_ece = raw.ece
+    event = event._replace(param=_param(core, raw))
+    if core.qp is None:
+        return event
+    try:
+        core.make_ready(core.qp)
+        core.confirm("connect")
+    except RdmaError as error:
+        core.fail_qp()
+        status = -(error.errno or errno.EIO)
+        return event._replace(type=_E.CONNECT_ERROR, status=status, param=None, message=str(error.strerror))
+    core.is_established = True
+    return event._replace(type=_E.ESTABLISHED, status=0)
+
+
+def _established(at: _Arrival) -> QueuedEvent:
+    core, event, raw = at
+    core.is_established = True
+    if core.is_iwarp and core.qp is not None and core.qp.state in (QPState.INIT, QPState.RTR):
+        core.qp.backend.state = QPState.RTS  # the connection has taken it there
+    if core.is_passive:
+        return event
+    return event._replace(param=_param(core, raw))  # iWARP, and datagrams
+
+
+def _rejected(at: _Arrival) -> QueuedEvent:
+    core, event, raw = at
+    core.fail_qp()
+    data = _param(core, raw).private_data
+    status = raw.status
+    if core.is_iwarp:  # it has no reasons; only the application of the peer sends data with a refusal
+        status = RejectReason.CONSUMER_DEFINED if any(data) else RejectReason.INVALID_SERVICE_ID
+    param = ConnParam(data, 0, 0, retry_count=0, rnr_retry_count=0)
+    return event._replace(status=status, param=param, message=rejection_text(status))
+
+
+def _unreachable(at: _Arrival) -> QueuedEvent:
+    core, event, raw = at
+    if core.is_established:  # the peer has another hardware address
+        return event._replace(message=f"{core.peer_addr} has another hardware address")
+    core.fail_qp()
+    if raw.status <= 0:
+        return event
+    return event._replace(param=_param(core, raw, True), message=sidr_text(raw.status))
+
+
+def _connect_failed(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    core.fail_qp()
+    return event
+
+
+def _disconnected(at: _Arrival) -> QueuedEvent | None:
+    core, event, _ = at
+    if core.qp is not None and not core.is_iwarp and getattr(core.qp.backend, "has_sent", False):
+        time.sleep(LATE_ACK_SECONDS)
+    core.fail_qp()
+    core.move(Trigger.DISCONNECTED)
+    if core.is_disconnected:
+        return None
+    core.is_disconnected = True
+    core.answer_disconnection()
+    return event
+
+
+def _device_removed(at: _Arrival) -> QueuedEvent:
+    core, event, _ = at
+    name = core.verbs.name if core.verbs else "the device"
+    core.move(Trigger.DEVICE_GONE)
+    return event._replace(message=f"{name} was removed")
+
+
+def _user(at: _Arrival) -> QueuedEvent:
+    _, event, raw = at
+    return event._replace(arg=abi.unpack_arg(raw.param))
+
+
+def _group_event(core: KernelId, join: GroupJoin, raw: abi.Event) -> QueuedEvent | None:
+    owner = core.owner()
+    if owner is None or core.state is State.DESTROYING:
+        return None
+    kind = CmEventType(raw.type)
+    param = abi.unpack_ud(raw.param) if kind is _E.MULTICAST_JOIN else None
+    message = os.strerror(-raw.status) if raw.status < 0 else ""
+    return QueuedEvent(owner, kind, raw.status, param=param, message=message, join=join)
+
+
+_HANDLERS = {
+    _E.ADDR_RESOLVED: _address_resolved,
+    _E.ADDR_ERROR: _address_failed,
+    _E.ROUTE_RESOLVED: _route_resolved,
+    _E.ROUTE_ERROR: _route_failed,
+    _E.ADDRINFO_RESOLVED: _service_resolved,
+    _E.ADDRINFO_ERROR: _service_failed,
+    _E.CONNECT_RESPONSE: _replied,
+    _E.ESTABLISHED: _established,
+    _E.REJECTED: _rejected,
+    _E.UNREACHABLE: _unreachable,
+    _E.CONNECT_ERROR: _connect_failed,
+    _E.DISCONNECTED: _disconnected,
+    _E.DEVICE_REMOVAL: _device_removed,
+    _E.USER: _user,
+}

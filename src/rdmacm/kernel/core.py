@@ -1,0 +1,313 @@
+"""What the parts of one id share: its number in the kernel, its state, its addresses and device."""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections.abc import Callable
+from time import perf_counter_ns
+
+from rdmacm import log
+from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
+from rdmacm.connparam import Ece
+from rdmacm.constants import PortSpace
+from rdmacm.errors import CmStateError, RdmaError, cm_error
+from rdmacm.explanation import Step
+from rdmacm.kernel import abi
+from rdmacm.kernel.abi import Command, Query, Response
+from rdmacm.kernel.event_queue import KernelQueue
+from rdmacm.kernel.host import KernelHost
+from rdmacm.kernel.reasons import no_device, reason_of
+from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.provider import IdOptions, Owner
+from rdmacm.verbs.device import Context
+from rdmacm.verbs.enums import GidType
+from rdmacm.verbs.qp import QP
+
+__all__ = ["NO_ECE", "IdCore"]
+
+NO_ECE = Ece(0)
+_NO_GID = Gid()
+_DEAD = (State.DESTROYING, State.DEVICE_REMOVAL)
+
+#: What to do about a call that the state does not allow.
+_HINTS = {
+    State.DEVICE_REMOVAL: "destroy the id and start over",
+    State.IDLE: "bind_addr() or resolve_addr() first",
+    State.ADDR_BOUND: "resolve_addr() first",
+    State.ADDR_QUERY: "wait for ADDR_RESOLVED or ADDR_ERROR",
+    State.ROUTE_QUERY: "wait for ROUTE_RESOLVED or ROUTE_ERROR",
+}
+
+
+class IdCore:
+    """See the module. Used with the runtime's lock held. ``number`` is the id's in the kernel."""
+
+    __slots__ = (
+        "__weakref__",
+        "_gid_index",
+        "_qp",
+        "bound_at",
+        "cookie",
+        "dgid",
+        "held_requests",
+        "host",
+        "is_answered",
+        "is_disconnected",
+        "is_established",
+        "local_addr",
+        "local_ece",
+        "number",
+        "options",
+        "origin",
+        "owner",
+        "paths",
+        "peer_addr",
+        "peer_ece",
+        "pkey",
+        "port_num",
+        "port_space",
+        "qp_type",
+        "queue",
+        "requests_allowed",
+        "runtime",
+        "services",
+        "sgid",
+        "started",
+        "state",
+        "taken_steps",
+        "verbs",
+    )
+
+    def __init__(
+        self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
+    ) -> None:
+        self.host = host
+        self.runtime = host.runtime
+        #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
+        self.owner: Callable[[], Owner | None] = _no_owner if owner is None else weakref.ref(owner)
+        #: Where its events come from.
+        self.queue = queue
+        self.port_space = PortSpace(port_space)
+        #: ``enum ibv_qp_type``.
+        self.qp_type = qp_type
+        #: The kernel's number of the id.
+        self.number = number
+        #: The number by which its events name it.
+        self.cookie = next(host.cookies)
+        #: As far as the events that were fetched tell; the kernel's own may be ahead.
+        self.state = State.IDLE
+        self.options = IdOptions()
+        self.local_addr: Address | None = None
+        self.peer_addr: Address | None = None
+        self.verbs: Context | None = None
+        self.port_num = 0
+        #: The row of ``sgid``; None until it is looked for.
+        self._gid_index: int | None = None
+        self.sgid = self.dgid = _NO_GID
+        self.pkey = 0
+        self.paths: tuple[PathRecord, ...] = ()
+        self.services: tuple[ServiceRecord, ...] = ()
+        #: The source that was asked for before resolving, and where it came from: "given" or "bound".
+        self.bound_at: Address | None = None
+        self.origin = "bound"
+        #: Returns the attached queue pair. The API's object of the id keeps it: this one is known to the provider, and
+        #: an id that the program has forgotten would never be collected.
+        self._qp: Callable[[], QP | None] = _no_qp
+        #: False from the request that made this id until the application accepts it.
+        self.is_answered = True
+        #: Whether the connection was established, and whether DISCONNECTED was fetched.
+        self.is_established = False
+        self.is_disconnected = False
+        #: The ECE options to send, and those of the peer.
+        self.local_ece = self.peer_ece = NO_ECE
+        #: How many requests may be posted; None for all. The others are kept, as events.
+        self.requests_allowed: int | None = None
+        self.held_requests: list[object] = []
+        #: When the step in progress began, in nanoseconds.
+        self.started = 0
+        #: Name, nanoseconds and result of each step taken.
+        self.taken_steps: list[tuple[str, int, object]] = []
+
+    @property
+    def qp(self) -> QP | None:
+        """The attached queue pair."""
+        return self._qp()
+
+    @qp.setter
+    def qp(self, qp: QP | None) -> None:
+        self._qp = _no_qp if qp is None else weakref.ref(qp)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def may(self, trigger: Trigger) -> bool:
+        """Whether the state allows ``trigger``."""
+        return trigger in TRANSITIONS[self.state]
+
+    def move(self, trigger: Trigger) -> None:
+        """Change the state, if the table has the transition; an outcome that is not in the table is ignored."""
+        after = TRANSITIONS[self.state].get(trigger)
+        if after is not None and after is not self.state:
+            if log.enabled:
+                log.ID.debug("%s: %s -> %s (%s)", str(self), self.state.name, after.name, trigger.value)
+            self.state = after
+
+    def enter(self, state: State) -> None:
+        """The kernel has accepted a call that leads to a state; it may have been ahead of the events fetched here."""
+        if log.enabled:
+            log.ID.debug("%s: %s -> %s", str(self), self.state.name, state.name)
+        self.state = state
+
+    def refuse(self, call: str) -> CmStateError:
+        """The error of a call that the state does not allow."""
+        return CmStateError(
+            refusal(self.state), f"not allowed in state {self.state.name}", call, hint=_HINTS.get(self.state)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.port_space.name} id {self.number} {self.local_addr or '-'} -> {self.peer_addr or '-'}"
+
+    # -- the kernel -----------------------------------------------------------------------------------
+
+    def begin(self, call: str) -> None:
+        """Raise EBADF in a child of fork(2), and ENXIO for an id that is destroyed."""
+        self.runtime.check_fork(call)
+        if self.state is State.DESTROYING:
+            raise self.refuse(call)
+
+    def tell(self, command: Command, payload: bytes, call: str, trigger: Trigger | None = None) -> None:
+        """Execute a command without response; ``trigger`` is the call in the table of states."""
+        try:
+            self.queue.ucma.tell(command, payload)
+        except OSError as error:
+            raise self.refused(error, call, trigger) from None
+
+    def ask(self, command: Command, payload: Callable[[int], bytes], size: int, call: str) -> bytes:
+        """Execute a command with a response."""
+        try:
+            return self.queue.ucma.ask(command, payload, size)
+        except OSError as error:
+            raise self.refused(error, call, None) from None
+
+    def refused(self, error: OSError, call: str, trigger: Trigger | None) -> RdmaError:
+        """The error for the API of a command that the kernel has refused."""
+        code = error.errno or errno.EIO
+        if self.state is State.DEVICE_REMOVAL and code in (errno.EIO, errno.ENXIO, errno.EINVAL):
+            return self.refuse(call)
+        if code == errno.EINVAL and trigger is not None and not self.may(trigger):
+            return self.refuse(call)
+        if code == errno.EBADF:
+            return cm_error(code, "the channel is closed", call)
+        text, hint = (code == errno.ENODEV and no_device(self.host)) or reason_of(call, code)
+        return cm_error(code, text, call, str(self.peer_addr or self.local_addr or "-"), hint)
+
+    def no_services(self, error: RdmaError) -> RdmaError:
+        """The error of a RESOLVE_IB_SERVICE that the kernel has refused: an older one does not know the command."""
+        if error.errno != errno.EINVAL or self.verbs is None or self.state is not State.ADDR_BOUND:
+            return error
+        if self.is_ethernet:
+            text, hint = reason_of("resolve_addrinfo", errno.EOPNOTSUPP)
+        else:
+            text, hint = "this kernel resolves no services", "Linux 6.17 or newer, or the provider soft with RDMACM_IB"
+        return cm_error(errno.EOPNOTSUPP, text, "resolve_addrinfo", str(self.local_addr), hint)
+
+    def step_done(self, name: str, result: object) -> None:
+        """Record a step that :attr:`started`."""
+        self.taken_steps.append((name, perf_counter_ns() - self.started, result))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(Step(name, ns / 1000, str(result)) for name, ns, result in self.taken_steps)
+
+    # -- what the kernel knows of the id --------------------------------------------------------------
+
+    def refresh(self, call: str) -> None:
+        """Read the addresses, the device and the GIDs of the id."""
+        known = self._query(Query.ADDR, call)
+        if known.source is not None:
+            self.local_addr = known.source
+        if known.destination is not None and known.destination != _unset(known.destination):
+            self.peer_addr = known.destination
+        if not known.node_guid:
+            return
+        if self.verbs is None:
+            name = self.host.name_of(known.node_guid, known.device_index)
+            if name is None:  # it is being removed
+                return
+            self.verbs = self.host.context_of(name)
+        self.port_num = known.port_num
+        self.pkey = known.pkey or DEFAULT_PKEY  # Ethernet: packets and path records have this one
+        gids = self._query(Query.GID, call)
+        if isinstance(gids.source, SockAddrIB):
+            if gids.source.addr != self.sgid:
+                self._gid_index = None
+            self.sgid = gids.source.addr
+        if isinstance(gids.destination, SockAddrIB):
+            self.dgid = gids.destination.addr
+
+    def _query(self, option: Query, call: str) -> abi.Addresses:
+        self.queue.ucma.preset(abi.DEVICE_INDEX_OFFSET, abi.UNKNOWN_DEVICE)
+        data = self.ask(Command.QUERY, lambda address: abi.query(address, self.number, option), Response.ADDR, call)
+        return abi.unpack_addresses(data)
+
+    def read_paths(self, call: str) -> None:
+        """Read the path records."""
+        data = self.ask(Command.QUERY, lambda address: abi.query(address, self.number, Query.PATH), Response.PATH, call)
+        paths = [each.path for each in abi.unpack_paths(data)]
+        if self.is_ethernet:  # the kernel keeps hardware addresses in the place of LIDs
+            paths = [path.replace(dlid=0, slid=0) for path in paths]
+        if not paths and self.verbs is not None:  # iWARP has none
+            paths = [PathRecord(dgid=self.dgid, sgid=self.sgid, mtu=self._mtu_code())]
+        self.paths = tuple(paths)
+
+    def _mtu_code(self) -> int:
+        """The code of the port's path MTU; 0 if unknown."""
+        device = self.host.device(self.verbs.name) if self.verbs is not None else None
+        port = next((p for p in device.ports if p.port_num == self.port_num), None) if device is not None else None
+        return int(port.active_mtu or 0) if port is not None else 0
+
+    @property
+    def is_ethernet(self) -> bool:
+        """Whether the id is bound to a port that is not of InfiniBand."""
+        return self.verbs is not None and not self.host.is_infiniband(self.verbs.name, self.port_num)
+
+    @property
+    def gid_index(self) -> int:
+        """The row of :attr:`sgid` in the port's GID table, which is looked up when it is first asked for."""
+        if self._gid_index is None:
+            with self.runtime.lock:
+                self._gid_index = self._find_gid_index()
+        return self._gid_index
+
+    def _find_gid_index(self) -> int:
+        if self.verbs is None:
+            return 0
+        device = self.host.device(self.verbs.name)
+        rows = (
+            [
+                row
+                for port in device.ports
+                if port.port_num == self.port_num
+                for row in port.gids
+                if row.gid == self.sgid
+            ]
+            if device is not None
+            else []
+        )
+        rows.sort(key=lambda row: row.gid_type is not GidType.ROCE_V2)
+        return rows[0].gid_index if rows else 0
+
+
+def _unset(address: Address) -> Address:
+    """What the kernel shows as the destination of an id that has none."""
+    return InetAddr.any(address.family) if isinstance(address, InetAddr) else SockAddrIB(pkey=address.pkey)
+
+
+def _no_qp() -> None:
+    """The queue pair of an id that has none."""
+
+
+def _no_owner() -> None:
+    """The owner of an id that a request has made, until the application fetches the request."""

@@ -1,0 +1,92 @@
+"""The verbs of the kernel's RDMA devices, through libibverbs.
+
+The library is loaded when the first device is opened; nothing is compiled, and no other package is needed. Everything
+is a backend of :mod:`rdmacm.verbs.backend`. :func:`runtime` has the lock and the descriptors of all devices, which the
+kernel provider shares.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from ctypes import byref, c_int, c_void_p
+from typing import TYPE_CHECKING
+
+from rdmacm.errors import cm_error
+from rdmacm.kernel.verbs.device import KernelDevice
+from rdmacm.kernel.verbs.layouts import ibv_device
+from rdmacm.kernel.verbs.library import Library, last_error, load
+from rdmacm.kernel.verbs.opened import OpenedDevice
+from rdmacm.kernel.verbs.refusals import absence, open_refusal
+from rdmacm.kernel.verbs.snapshot import PROVIDER, snapshot
+from rdmacm.kernel.verbs.watch import runtime
+
+if TYPE_CHECKING:
+    from rdmacm.verbs.device import Device
+
+__all__ = ["PROVIDER", "KernelDevice", "device_names", "open_device", "read_device", "runtime"]
+
+#: The open devices, by name.
+_devices: weakref.WeakValueDictionary[str, KernelDevice] = weakref.WeakValueDictionary()
+
+
+class _DeviceList:
+    """The devices that the library finds, as ``with`` lends them: name and address."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._address: int | None = None
+
+    def __enter__(self) -> list[tuple[str, int]]:
+        count = c_int()
+        self._address = self._library.ibv_get_device_list(byref(count))
+        if not self._address:
+            code = last_error()
+            if code in (errno.ENOSYS, errno.ENOENT):  # the kernel has no RDMA at all
+                return []
+            raise cm_error(code, "the devices could not be listed", "ibv_get_device_list", hint="modprobe ib_uverbs")
+        table = (c_void_p * count.value).from_address(self._address)
+        return [(self._library.ibv_get_device_name(each).decode(), each) for each in table if each]
+
+    def __exit__(self, *error: object) -> None:
+        if self._address:
+            self._library.ibv_free_device_list(self._address)
+
+
+def device_names() -> list[str]:
+    """The names of the kernel's devices that libibverbs has a driver for. ENOENT: there is no libibverbs."""
+    with _DeviceList(load()) as found:
+        return [name for name, _ in found]
+
+
+def open_device(name: str) -> KernelDevice:
+    """Open a device, ibv_open_device(3); the same object as long as the device exists and something refers to it.
+
+    ENOENT: there is no libibverbs, or no node ``/dev/infiniband/uverbsN``; EACCES: no permission to open it; ENODEV:
+    there is no such device.
+    """
+    shared = runtime()
+    with shared.lock:
+        device = _devices.get(name)
+        if device is not None and not device.opened.abandoned:
+            shared.progress()  # perhaps it has been removed
+            if not device.opened.removed:
+                return device
+        library = load()
+        with _DeviceList(library) as found:
+            address = dict(found).get(name)
+            if address is None:
+                raise absence(name, [each for each, _ in found])
+            node = ibv_device.from_address(address).dev_name.decode()
+            context = library.ibv_open_device(address)
+            if not context:
+                raise open_refusal(name, node, last_error())
+            index = library.ibv_get_device_index(address) if library.ibv_get_device_index else -1
+        opened = OpenedDevice(name, node, library, context, shared)
+        device = _devices[name] = KernelDevice(opened, index)
+        return device
+
+
+def read_device(name: str) -> Device:
+    """What a device is now, with its ports and their tables; errors as for :func:`open_device`."""
+    return snapshot(open_device(name))

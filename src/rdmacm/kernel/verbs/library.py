@@ -1,0 +1,176 @@
+"""libibverbs, loaded at run time: its functions, and the errors of their failures.
+
+Functions that take long or enter the kernel release the interpreter's lock. Those that only read or write a queue in
+memory (post, poll, arm) keep it: to give it up and to get it back may take longer than the call, up to 5 ms where
+another thread computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from rdmacm.errors import cm_error
+from rdmacm.kernel.verbs.layouts import ibv_context, verbs_context
+
+__all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load"]
+
+#: The library's file name.
+LIBRARY = "libibverbs.so.1"
+
+_P, _I, _U = c_void_p, c_int, c_uint32
+#: Name → result and arguments. All handles are addresses.
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ibv_get_device_list": (_P, (POINTER(c_int),)),
+    "ibv_free_device_list": (None, (_P,)),
+    "ibv_get_device_name": (c_char_p, (_P,)),
+    "ibv_get_device_guid": (c_uint64, (_P,)),
+    "ibv_open_device": (_P, (_P,)),
+    "ibv_close_device": (_I, (_P,)),
+    "ibv_query_device": (_I, (_P, _P)),
+    "ibv_query_port": (_I, (_P, c_uint8, _P)),
+    "ibv_query_gid": (_I, (_P, c_uint8, _I, _P)),
+    "ibv_query_pkey": (_I, (_P, c_uint8, _I, POINTER(c_uint16))),
+    "ibv_get_async_event": (_I, (_P, _P)),
+    "ibv_ack_async_event": (None, (_P,)),
+    "ibv_alloc_pd": (_P, (_P,)),
+    "ibv_dealloc_pd": (_I, (_P,)),
+    "ibv_reg_mr_iova2": (_P, (_P, _P, c_size_t, c_uint64, _U)),
+    "ibv_rereg_mr": (_I, (_P, _I, _P, _P, c_size_t, _I)),
+    "ibv_dereg_mr": (_I, (_P,)),
+    "ibv_create_comp_channel": (_P, (_P,)),
+    "ibv_destroy_comp_channel": (_I, (_P,)),
+    "ibv_create_cq": (_P, (_P, _I, _P, _P, _I)),
+    "ibv_resize_cq": (_I, (_P, _I)),
+    "ibv_destroy_cq": (_I, (_P,)),
+    "ibv_get_cq_event": (_I, (_P, POINTER(_P), POINTER(_P))),
+    "ibv_ack_cq_events": (None, (_P, c_uint32)),
+    "ibv_create_srq": (_P, (_P, _P)),
+    "ibv_modify_srq": (_I, (_P, _P, _I)),
+    "ibv_query_srq": (_I, (_P, _P)),
+    "ibv_destroy_srq": (_I, (_P,)),
+    "ibv_create_qp": (_P, (_P, _P)),
+    "ibv_modify_qp": (_I, (_P, _P, _I)),
+    "ibv_query_qp": (_I, (_P, _P, _I, _P)),
+    "ibv_destroy_qp": (_I, (_P,)),
+    "ibv_create_ah": (_P, (_P, _P)),
+    "ibv_destroy_ah": (_I, (_P,)),
+    "ibv_attach_mcast": (_I, (_P, _P, c_uint16)),
+    "ibv_detach_mcast": (_I, (_P, _P, c_uint16)),
+}
+#: Functions that an older library lacks.
+_OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ibv_get_device_index": (_I, (_P,)),  # rdma-core 25
+    "ibv_reg_dmabuf_mr": (_P, (_P, c_uint64, c_size_t, c_uint64, _I, _I)),  # rdma-core 34
+    "_ibv_query_gid_table": (c_ssize_t, (_P, _P, c_size_t, c_uint32, c_size_t)),  # rdma-core 32
+}
+#: Those that only read events which are there already.
+_SHORT = frozenset({"ibv_get_cq_event", "ibv_ack_cq_events", "ibv_get_async_event", "ibv_ack_async_event"})
+
+
+class Library:
+    """libibverbs. Its functions are attributes with C's names; one that it lacks is None.
+
+    ENOENT: there is no such library; ENOSYS: it lacks a function, as one before rdma-core 28 does.
+    """
+
+    def __init__(self, name: str = LIBRARY) -> None:
+        try:
+            # Each object has functions of its own, so that nobody else's argument types are changed.
+            library = ctypes.CDLL(name, use_errno=True)
+            short = ctypes.PyDLL(name, use_errno=True)
+        except OSError as error:
+            text = f"the library cannot be loaded: {error}"
+            hint = "'apt install libibverbs1 ibverbs-providers'; 'ldconfig -p | grep ibverbs' shows what is there"
+            raise cm_error(errno.ENOENT, text, "libibverbs", name, hint) from None
+        for function, (result, arguments) in {**_FUNCTIONS, **_OPTIONAL}.items():
+            try:
+                found: Any = getattr(short if function in _SHORT else library, function)
+            except AttributeError:
+                if function not in _OPTIONAL:
+                    text = f"the library has no {function}"
+                    raise cm_error(errno.ENOSYS, text, "libibverbs", name, "rdma-core 28 or later") from None
+                found = None
+            else:
+                found.restype, found.argtypes = result, arguments
+            setattr(self, function, found)
+
+    def __getattr__(self, name: str) -> Any:  # for the type checker: __init__ sets all that are known
+        raise AttributeError(name)
+
+
+def last_error() -> int:
+    """The errno of the last function of this thread that returned a null pointer or -1; EIO where it set none."""
+    return ctypes.get_errno() or errno.EIO
+
+
+def code_of(result: int) -> int:
+    """The errno that a function's result stands for: drivers return it as it is, or negative, or -1 and set errno."""
+    if result == -1:
+        return last_error()
+    return abs(result)
+
+
+_library: Library | None = None
+_lock = threading.Lock()
+
+
+def load() -> Library:
+    """The library, loaded once. ENOENT and ENOSYS: see :class:`Library`."""
+    global _library
+    with _lock:
+        if _library is None:
+            _library = Library()
+        return _library
+
+
+_POLL = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int, c_void_p)
+_ARM = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int)
+_POST = ctypes.PYFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_void_p))
+_ALLOC_MW = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_int, use_errno=True)
+_BIND_MW = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, use_errno=True)
+_RELEASE = ctypes.CFUNCTYPE(c_int, c_void_p, use_errno=True)
+_MAKE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, use_errno=True)
+_GET = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, use_errno=True)
+_QUERY_DEVICE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, use_errno=True)
+_QUERY_PORT = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint8, c_void_p, c_size_t, use_errno=True)
+
+#: In front of an ``ibv_context`` if the library has it.
+_EXTENDED = c_void_p(-1).value
+
+
+class Operations:
+    """The functions of one open device that the header calls through its context; None for what the device lacks."""
+
+    def __init__(self, context: int) -> None:
+        ops = ibv_context.from_address(context).ops
+        self.poll_cq = _POLL(ops.poll_cq)
+        self.req_notify_cq = _ARM(ops.req_notify_cq)
+        self.post_send = _POST(ops.post_send)
+        self.post_recv = _POST(ops.post_recv)
+        self.post_srq_recv = _POST(ops.post_srq_recv) if ops.post_srq_recv else None
+        self.alloc_mw = _ALLOC_MW(ops.alloc_mw) if ops.alloc_mw else None
+        self.bind_mw = _BIND_MW(ops.bind_mw) if ops.bind_mw else None
+        self.dealloc_mw = _RELEASE(ops.dealloc_mw) if ops.dealloc_mw else None
+        self._context = context
+        self.query_device_ex = self._extended("query_device_ex", _QUERY_DEVICE)
+        self.query_port = self._extended("query_port", _QUERY_PORT)
+        self.create_qp_ex = self._extended("create_qp_ex", _MAKE)
+        self.open_qp = self._extended("open_qp", _MAKE)
+        self.create_srq_ex = self._extended("create_srq_ex", _MAKE)
+        self.get_srq_num = self._extended("get_srq_num", _GET)
+        self.open_xrcd = self._extended("open_xrcd", _MAKE)
+        self.close_xrcd = self._extended("close_xrcd", _RELEASE)
+
+    def _extended(self, name: str, prototype: Any) -> Any:
+        """A function in front of the context; None where the library or the driver lacks it."""
+        if ibv_context.from_address(self._context).abi_compat != _EXTENDED:
+            return None
+        front = verbs_context.from_address(self._context - verbs_context.context.offset)
+        if front.sz < ctypes.sizeof(verbs_context) - getattr(verbs_context, name).offset:
+            return None
+        address = getattr(front, name)
+        return prototype(address) if address else None
