@@ -187,6 +187,10 @@ def test_communication_id_in_use_is_not_reused() -> None:
     assert peer.agent.connect("peer", request(), 0.0) == 5
     numbers.answers = [0, 5, 5, 6, 1]
     assert peer.agent.connect("peer", request(), 0.0) == 6
+    peer.agent.destroy(5, 0.0)
+    assert peer.agent.connection(5) is None
+    numbers.answers = [5, 7, 1]  # the peer may still remember the connection with 5
+    assert peer.agent.connect("peer", request(), 0.0) == 7
 
 
 def test_connection_knows_its_messages_and_its_peer() -> None:

@@ -124,8 +124,10 @@ def test_late_duplicate_req_is_not_a_new_request() -> None:
     pair, active, passive = established()
     pair.agents[0].disconnect(active, pair.now)
     pair.run(pair.now + 0.1)
-    assert pair.agents[1].connection(passive).state is CmState.TIMEWAIT  # type: ignore[union-attr]
-    pair.agents[1].mad_received(pack_message(pair.log[0][1], 5), 0, pair.now)
+    connection = pair.agents[1].connection(passive)
+    assert connection is not None
+    assert connection.state is CmState.TIMEWAIT
+    pair.agents[1].mad_received(pack_message(pair.log[0][1], connection.transaction_id), 0, pair.now)
     ((_, mad),) = pair.agents[1].mads_to_send()
     rej = opened(mad)
     assert isinstance(rej, REJ)

@@ -8,8 +8,8 @@ import pytest
 
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import DropReason
-from rdmacm.proto.cm.events import Established, PeerQuestion, Rejected
-from rdmacm.proto.cm.messages import DREQ, REJ, RTU, pack_message
+from rdmacm.proto.cm.events import ConnectRequest, Established, PeerQuestion, Rejected
+from rdmacm.proto.cm.messages import DREP, DREQ, REJ, RTU, pack_message
 from rdmacm.proto.cm.states import CmState
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, reply, request
 from support.rows import for_each
@@ -137,6 +137,30 @@ def test_restarted_peer_gets_a_connection_with_its_second_req() -> None:
     connected = pair.times[1][pair.kinds(1).index("Established", 2)]
     assert connected - start == pytest.approx(4.611, abs=0.005)
     assert active not in (again, passive)
+
+
+def test_communication_id_may_come_again_while_its_last_connection_is_in_timewait() -> None:
+    case = Passive()
+    case.agent.disconnect(case.comm_id, case.peer.now)
+    case.peer.say(DREP(PEER, case.comm_id))
+    assert case.state is CmState.TIMEWAIT
+    case.agent.events()
+    case.peer.heard()
+    req = request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN)
+    case.peer.say(req)
+    (rej,) = case.peer.heard()
+    assert isinstance(rej, REJ)
+    assert rej.reason == RejectReason.STALE_CONN, "a late copy"
+    case.peer.say(req, tid=0x78)
+    new = case.peer.only_event()
+    assert isinstance(new, ConnectRequest)
+    assert case.state is CmState.TIMEWAIT
+    case.peer.wait()
+    assert case.agent.connection(case.comm_id) is None
+    case.agent.events()
+    case.peer.say(req, tid=0x78)
+    assert case.agent.events() == [], "a copy"
+    assert case.agent.connection(new.comm_id) is not None
 
 
 def test_peer_that_answers_no_dreq_gets_its_connection_as_soon() -> None:

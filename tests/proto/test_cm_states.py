@@ -11,7 +11,9 @@ from rdmacm.errors import CmStateError
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.events import NetworkError, PeerQuestion
+from rdmacm.proto.cm.machine import PERFORM
 from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
+from rdmacm.proto.cm.outgoing import REPORTS
 from rdmacm.proto.cm.states import (
     AWAITING_USER,
     CALLS,
@@ -110,6 +112,8 @@ def test_table_covers_all_states_triggers_and_actions() -> None:
     assert set(ALLOWED) == CALLS
     steps = [step for row in TRANSITIONS.values() for step in row.values() if step is not None]
     assert {action for step in steps for action in step.actions} == set(Action), "every action is used"
+    assert not PERFORM.keys() & REPORTS.keys()
+    assert PERFORM.keys() | REPORTS.keys() == set(Action), "every action is carried out"
 
 
 def test_every_state_can_be_reached_and_left() -> None:

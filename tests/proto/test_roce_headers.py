@@ -1,4 +1,4 @@
-"""RoCE headers and packets: the specification's vectors, arbitrary and damaged bytes, the fast path and the codec."""
+"""RoCE headers and packets: the specification's vectors, arbitrary and damaged bytes, peek and the codec."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class TestSyndromes:
 
 
 class TestFastPath:
-    """The fast path and the codec give the same result for any packet."""
+    """peek and the codec give the same result for any packet."""
 
     @given(st.binary(max_size=40))
     def test_peek_matches_bth(self, data: bytes) -> None:

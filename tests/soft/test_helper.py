@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from rdmacm import CmId, RdmaError
 from rdmacm.cmstate import State
 from rdmacm.progress.wake import Waiter
 from rdmacm.soft import open_provider
-from rdmacm.soft.helper import HELPER_THREAD
+from rdmacm.soft.helper import HELPER_THREAD, Helper
 from support.endpoints import connected
 
 pytestmark = pytest.mark.usefixtures("faults_expected")
@@ -54,6 +55,60 @@ def test_it_outlives_an_exception(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         runtime.errors.counts.clear()
         assert any(thread.name == HELPER_THREAD for thread in threading.enumerate())
     assert caplog.records[0].exc_info
+
+
+class _Stop:
+    """An event that nobody sets until the thread has waited some times."""
+
+    def __init__(self, checks: int) -> None:
+        self.waits: list[float] = []
+        self._checks = checks
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return len(self.waits) > self._checks
+
+
+class _Mux:
+    """A multiplexer with an application that makes progress as often as it is looked at, up to a number."""
+
+    deferrals = 0
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._count = limit, 0
+
+    @property
+    def progress_count(self) -> int:
+        self._count = min(self._count + 1, self._limit)
+        return self._count
+
+
+def test_it_takes_no_lock_while_the_application_makes_progress() -> None:
+    without_a_lock: Any = object()
+    for limit, ends in ((1000, True), (8, True), (1, False)):
+        mux: Any = _Mux(limit)
+        stop: Any = _Stop(checks=6)
+        helper = Helper(without_a_lock, mux)
+        mux.progress_count  # noqa: B018 (the first look)
+        assert helper._leave_to_application(stop, 0.002, ()) is ends
+        assert stop.waits == [0.002, 0.004, 0.008, 0.016, 0.032, 0.04, 0.04][: len(stop.waits)]
+        assert len(stop.waits) == {1000: 7, 8: 4, 1: 1}[limit]
+
+
+def test_a_program_that_polls_slowly_makes_full_progress() -> None:
+    """The helper leaves all work to a program that polls, so a timer must not wait for a number of polls."""
+    with connected() as (active, _passive):
+        runtime, fired = open_provider().runtime, list[float]()
+        cq = active.id.send_cq
+        assert cq is not None
+        with runtime.lock:
+            runtime.call_at(runtime.clock() + 0.01, fired.append)
+        polls = 0
+        while not fired and polls < 40:
+            assert not cq.poll()
+            time.sleep(0.002)  # the program's other work
+            polls += 1
+        assert polls < 40
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -19,14 +19,17 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
+from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace, RdmaError
+from rdmacm.address import InetAddr, parse_address
 from rdmacm.provider import get_provider
 from rdmacm.testing import Fabric
-from rdmacm.verbs import CQ, WC, WCStatus
+from rdmacm.verbs import CQ, WC, TransportType, WCStatus
+from rdmacm.verbs.backend import DeviceBackend
 
 T = TypeVar("T")
 Scenario: TypeAlias = "Callable[[Side], Coroutine[Any, Any, Any]]"
@@ -34,6 +37,18 @@ Scenario: TypeAlias = "Callable[[Side], Coroutine[Any, Any, Any]]"
 #: Seconds after which a scenario has failed: virtual ones on a fabric, real ones in processes.
 PATIENCE = 300.0
 REAL_PATIENCE = 30.0
+
+
+@contextmanager
+def refused(code: int) -> Iterator[None]:
+    """The call inside fails with this errno. (Scenarios also run where there is no pytest.)"""
+    try:
+        yield
+    except RdmaError as error:
+        if error.errno != code:
+            raise
+    else:
+        raise AssertionError(f"the call succeeded, where errno {code} was expected")
 
 
 class Until(Awaitable[T], Generic[T]):
@@ -63,6 +78,35 @@ class Side:
         self.heard: dict[str, Any] = {}
         self.tell: Callable[[str, Any], None]
         self.look: Callable[[], None] = lambda: None
+
+    @property
+    def device(self) -> DeviceBackend:
+        """The device that has this end's address."""
+        address = parse_address((self.address, self.port))
+        assert isinstance(address, InetAddr)
+        owner = self.provider.owner_of(address)
+        assert owner is not None, f"no device has {self.address}"
+        opened: DeviceBackend = self.provider.open_device(owner[0])
+        return opened
+
+    @property
+    def is_iwarp(self) -> bool:
+        """Whether the transport is iWARP."""
+        return self.device.transport_type is TransportType.IWARP
+
+    @property
+    def is_rxe(self) -> bool:
+        """Whether the device is Linux's rdma_rxe, which departs from the specification in what scenarios say there."""
+        return bool(self.provider.name == "kernel" and self.device.attr.vendor_id == 0xFFFFFF)
+
+    @property
+    def is_siw(self) -> bool:
+        """Whether the device is Linux's siw, which does not check that a region may be read."""
+        return bool(self.provider.name == "kernel" and self.device.attr.vendor_id == 0x626D74)
+
+    def padded(self, data: bytes, size: int) -> bytes:
+        """Private data as the peer gets them: InfiniBand fills the message's field with zeros."""
+        return data if self.is_iwarp else data.ljust(size, b"\0")
 
     def make_id(self, port_space: int = PortSpace.TCP, qp_type: int | None = None) -> CmId:
         return CmId(self.channel, port_space, qp_type=qp_type)
@@ -197,6 +241,7 @@ def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
         try:
             while chunk := link.recv(65536):
                 buffer.extend(chunk)
+            raise AssertionError("the other end has failed")
         except BlockingIOError:
             pass
         while len(buffer) >= 4 and len(buffer) >= 4 + (size := int.from_bytes(buffer[:4], "big")):
@@ -205,6 +250,8 @@ def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
             side.heard[name] = value
 
     side.tell, side.look = tell, look
+    # The kernel's channel has a descriptor that shows events, and no completions.
+    longest = 5 if side.provider.name == "kernel" else 1000
     poll = select.poll()
     for fd in (side.channel.fileno(), link.fileno()):
         poll.register(fd, select.POLLIN)
@@ -218,7 +265,7 @@ def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
                     break
                 if time.monotonic() > limit:
                     raise AssertionError(f"still waiting: {running.waiting and running.waiting.what}")
-                poll.poll(1000)
+                poll.poll(longest)
             running.step()
     finally:
         running.coroutine.close()
@@ -298,7 +345,8 @@ def child_main(module: str, name: str, address: str, peer: str, port: int, link:
         outcome = False, traceback.format_exc()
     message = pickle.dumps(("", outcome))
     link.setblocking(True)
-    link.sendall(len(message).to_bytes(4, "big") + message)
+    with suppress(BrokenPipeError):  # nobody asks any more, as the other end has failed
+        link.sendall(len(message).to_bytes(4, "big") + message)
     link.detach()  # it stays open until the process has ended
 
 

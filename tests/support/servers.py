@@ -27,11 +27,12 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The only line of standard error, without its prefix."""
-        assert self.err.startswith("rdmacm: ")
+        """The only line of standard error, without its prefix, after those that say that something takes long."""
+        lines = [line for line in self.err.splitlines() if not line.startswith("rdmacm: waiting for ")]
+        assert len(lines) == 1
+        assert lines[0].startswith("rdmacm: ")
         assert self.err.endswith("\n")
-        assert self.err.count("\n") == 1
-        return self.err.removeprefix("rdmacm: ").rstrip("\n")
+        return lines[0].removeprefix("rdmacm: ")
 
 
 Run: TypeAlias = Callable[..., Result]

@@ -40,6 +40,7 @@ from rdmacm.verbs import (
     WCOpcode,
     WCStatus,
 )
+from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend, XrcSRQBackend, XrcTargetBackend
 from rdmacm.verbs.enums import WC
 
@@ -208,6 +209,8 @@ class RecordingSRQ:
 
 
 class RecordingQP:
+    core = None
+
     def __init__(self, device: RecordingDevice, pd: object, cap: QPCap, parts: tuple[object, ...]) -> None:
         self.qp_num = next(device.numbers)
         self.state = QPState.RESET
@@ -259,9 +262,13 @@ class RecordingDevice:
 
     def __init__(self, attr: DeviceAttr = LIMITS) -> None:
         self.name = "mem0"
+        self.transport_type = TransportType.IB
         self.attr = attr
         self.num_comp_vectors = 4
         self.default_pds: list[Any] = []
+        self.checks_tables = False
+        #: Offset, length, address and descriptor of each dma-buf that was registered.
+        self.dmabufs: list[tuple[int, int, int, int]] = []
         self.default_xrcds: list[Any] = []
         self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
@@ -279,11 +286,24 @@ class RecordingDevice:
             assert not (isinstance(other, RecordingCQ) and what is other.channel), "released before its queue"
         self.living.remove(what)
 
+    @property
+    def attr_ex(self) -> DeviceAttrEx:
+        return DeviceAttrEx.of(self.attr)
+
     def query_counters(self) -> dict[str, int]:
         return {"out_of_sequence": len(self.living)}
 
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> RecordingMR:
         made = RecordingMR(self, pd, view, access)
+        self._born(made)
+        return made
+
+    def reg_dmabuf_mr(
+        self, pd: object, offset: int, length: int, iova: int, fd: int, access: AccessFlag
+    ) -> RecordingMR:
+        self.dmabufs.append((offset, length, iova, fd))
+        made = RecordingMR(self, pd, memoryview(bytes(length)), access)
+        made.addr = iova
         self._born(made)
         return made
 

@@ -11,7 +11,8 @@ The runtime's lock
     One re-entrant lock guards everything inside one provider: ids, event queues, connection managers, engines, memory
     tables, queue pairs and wire. The methods of the seam (:mod:`rdmacm.provider`, :mod:`rdmacm.verbs.backend`) take it
     themselves, and so may be called from any thread. A class or method that is "used with the lock held" does not take
-    it. The methods of a :class:`Driver` are called with the lock held, except ``poll``, which takes it.
+    it. The methods of a :class:`Driver` are called with the lock held, except ``poll``, which takes it. With the
+    compiled core it is a mutex of C, which a thread of the core takes as well, without the interpreter (docs/core.md).
 
 Callbacks
     Callbacks of timers, ``done`` of a wait, ``notify`` of a queue, :meth:`rdmacm.provider.Owner._reported` and the
@@ -30,7 +31,7 @@ Finalizers and signal handlers
 Verbs objects
     They have no lock, because the garbage collector may close one in any thread, at any time, also in a thread that
     has the runtime's lock. Their bookkeeping consists of atomic operations (:mod:`rdmacm.verbs.resource`); the backends
-    below them take the runtime's lock. A completion queue is a deque: one completion is polled without the lock.
+    below them take the runtime's lock.
 
 Endpoints
     The runtime's lock guards their state, too. They take it through :meth:`rdmacm.provider.Provider.drive`.
@@ -70,7 +71,7 @@ import threading
 import time
 from collections.abc import Callable, Sized
 from math import inf
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from rdmacm.errors import cm_error
 from rdmacm.progress import signals
@@ -79,16 +80,17 @@ from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
 from rdmacm.protection import deferred_finalizers, run_finalizers
+from rdmacm.proto.core import compiled
 
 __all__ = ["Driver", "Runtime"]
 
 T = TypeVar("T")
 
-#: Seconds after which a caller that finds its result queued makes progress nevertheless. Less than the helper thread's
-#: grace period, so that the helper does not start while callers make progress.
+#: Seconds after which a caller that polls, or finds its result queued, makes full progress. Less than the helper
+#: thread's grace period, so that the helper does not start while callers make progress.
 _PROGRESS_INTERVAL = 0.001
-#: One in this many polls for packets makes full progress.
-_POLLS_PER_PROGRESS = 128
+#: The same where progress only reads descriptors and there is no helper thread.
+_READING_INTERVAL = 0.02
 #: After this many polls in a row without a packet, the processor is yielded once: the peer may need it.
 _POLLS_PER_YIELD = 16
 
@@ -107,7 +109,7 @@ class Driver(Protocol):
         ``result_queue`` is the caller's: once it is not empty, return and defer ACKs to the next call.
         """
 
-    def poll(self, result_queue: Sized) -> bool:
+    def poll(self, now: float, result_queue: Sized) -> bool:
         """Receive and send packets, and nothing else; False when there was nothing to do. Takes the lock itself."""
 
     def opened(self) -> None:
@@ -129,13 +131,18 @@ class Runtime:
         #: Whether the clock is the system's; a virtual one has no descriptors and no threads.
         self.is_real_time = clock is time.monotonic
         #: Guards everything inside the provider.
-        self.lock = threading.RLock()
+        self.lock = self._make_lock()
         #: Whether this is a child of fork(2), where the descriptors are the parent's.
         self.abandoned = False
         #: Counts calls that made progress. The helper thread sees by it whether the application makes progress.
         self.progress_count = 0
-        #: When a caller that finds its result queued has to make progress nevertheless, in seconds of ``clock``.
+        #: When the last progress or poll began, in seconds of ``clock``. To read a clock may take a system call.
+        self.now = 0.0
+        #: When a caller that polls, or finds its result queued, makes full progress, in seconds of ``clock``.
         self.progress_due = 0.0
+        #: Whether progress consists of reading descriptors that poll readable, so that a thread may sleep without it:
+        #: it is woken at once.
+        self.only_reads = False
         #: When the signal handlers are looked at again, in seconds of ``clock``.
         self._signals_due = 0.0 if self.is_real_time else inf
         #: Descriptors for readers that wait in select(2) or an event loop.
@@ -144,27 +151,26 @@ class Runtime:
         self.waiters = Waiters(self)
         #: Faults of this package that were contained.
         self.errors = InternalErrors()
-        #: None before :meth:`attach`.
-        self._driver: Driver | None = None
+        #: The provider's input and output, from :meth:`attach` on.
+        self.driver: Driver
         #: The calls of :meth:`call_at`.
         self._timers = Timers(self._timer_raised)
         #: The deadline that the timer descriptors of ``pollables`` are set for, in seconds; infinity for none.
         self._armed_for = inf
         #: Channels, completion queues and queries in progress. The descriptors are closed with the last one.
         self._users: dict[object, None] = {}
-        #: Polls so far, and polls in a row without a packet.
-        self._polls = 0
+        #: Polls in a row without a packet.
         self._empty_polls = 0
+
+    def _make_lock(self) -> threading.RLock:
+        """A lock, which the compiled core can take without the interpreter."""
+        if compiled is not None and self.is_real_time:
+            return cast("threading.RLock", compiled.Lock())
+        return threading.RLock()
 
     def attach(self, driver: Driver) -> None:
         """Set the driver; once, by the provider."""
-        self._driver = driver
-
-    @property
-    def driver(self) -> Driver:
-        """The provider's input and output."""
-        assert self._driver is not None
-        return self._driver
+        self.driver = driver
 
     def check_fork(self, call: str) -> None:
         """Raise EBADF for an object that was made before fork(2)."""
@@ -173,35 +179,45 @@ class Runtime:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def progress(self, result_queue: Sized = ()) -> None:
-        """Receive, send, follow changes of the network, and fire the timers that are due. The lock is held."""
+    def progress(self, result_queue: Sized = (), now: float | None = None) -> None:
+        """Receive, send, follow changes of the network, and fire the timers that are due. The lock is held.
+
+        ``now``: the time, if the caller has just read ``clock``.
+        """
         if self.abandoned:
             return
         self.progress_count += 1
-        now = self.clock()
-        self.progress_due = now + _PROGRESS_INTERVAL
-        if now >= self._signals_due and signals.refresh():
-            self._signals_due = now + signals.INTERVAL
+        if now is None:
+            now = self.clock()
+        self.now = now
+        self.progress_due = now + (_READING_INTERVAL if self.only_reads else _PROGRESS_INTERVAL)
+        if now >= self._signals_due:
+            self.see_signals(now)
         try:
             self.driver.progress(now, result_queue)
         except Exception as error:
             self.errors.report("progress", "a step of progress is incomplete", error)
-        self.fire_timers()
+        self.fire_timers(now)
+
+    def see_signals(self, now: float) -> None:
+        """Look for new signal handlers, if that is due."""
+        if now >= self._signals_due and signals.refresh():
+            self._signals_due = now + signals.INTERVAL
 
     def poll(self, result_queue: Sized = ()) -> bool:
-        """Progress for a caller that polls: packets in each call, everything else in every 128th.
+        """Progress for a caller that polls: packets in each call, everything else once a millisecond.
 
         False when there was nothing to do. Takes the lock itself.
         """
-        self._polls += 1
-        if self._polls % _POLLS_PER_PROGRESS == 0:
+        now = self.now = self.clock()
+        if now >= self.progress_due:
             if deferred_finalizers:
                 run_finalizers()
             with self.lock:
-                self.progress(result_queue)
+                self.progress(result_queue, now)
             return True
         self.progress_count += 1
-        if self.driver.poll(result_queue):
+        if self.driver.poll(now, result_queue):
             self._empty_polls = 0
             return True
         self._empty_polls += 1
@@ -222,19 +238,24 @@ class Runtime:
     def call_at(self, when: float, callback: Callable[[float], None]) -> Timer:
         """Call ``callback(now)`` at ``when``, in seconds of :attr:`clock`. The lock is held, also in the callback."""
         timers = self._timers
-        is_first = when < timers.earliest  # sleeping threads and timer descriptors wake up then, or before
+        is_first = when < timers.heap.earliest  # sleeping threads and timer descriptors wake up then, or before
         timer = timers.add(when, callback)
         if is_first:
             self._arm(when)
             self._wake_all()
         return timer
 
-    def fire_timers(self) -> None:
-        """Call the callbacks that are due. The lock is held."""
-        now = self.clock()
-        self._timers.fire(now)
+    def fire_timers(self, now: float | None = None) -> None:
+        """Call the callbacks that are due at ``now``, by default the time of ``clock``. The lock is held."""
+        earliest = self._timers.heap.earliest
+        if self._armed_for == earliest == inf:
+            return
+        if now is None:
+            now = self.clock()
+        if earliest <= now:
+            self._timers.fire(now)
         if self._armed_for <= now:  # a timer descriptor that has fired stays readable until it is armed again
-            self._arm(self._timers.next_deadline())
+            self._arm(self._timers.heap.next_deadline())
 
     def _timer_raised(self, error: Exception) -> None:
         self.errors.report("timer", "a timer's call is incomplete", error)
@@ -246,7 +267,7 @@ class Runtime:
 
     def next_deadline(self) -> float | None:
         """When :meth:`progress` has to be called at the latest, in seconds of :attr:`clock`; None for never."""
-        return self._timers.next_deadline()
+        return self._timers.heap.next_deadline()
 
     # -- descriptors ----------------------------------------------------------------------------------
 
@@ -309,7 +330,7 @@ class Runtime:
 
         A thread that does not exist in the child may hold the lock, so the child gets a new one.
         """
-        self.lock = threading.RLock()
+        self.lock = self._make_lock()
         self.abandoned = True
         signals.unguard(self)
         # First, without signalling: the parent's threads wait for the same descriptors.

@@ -43,34 +43,26 @@ class Timers:
     ``raised(error)`` is called with an exception of such a call, which has no other effect.
     """
 
-    __slots__ = ("_heap", "_raised")
+    __slots__ = ("_raised", "heap")
 
     def __init__(self, raised: Callable[[Exception], None]) -> None:
-        self._heap: LazyTimerHeap[Timer] = LazyTimerHeap(_deadline_of)
+        #: Their deadlines; no call is due before ``heap.earliest``.
+        self.heap: LazyTimerHeap[Timer] = LazyTimerHeap(_deadline_of)
         self._raised = raised
 
     def add(self, when: float, callback: Callable[[float], None]) -> Timer:
         """Make the call ``callback(now)`` at ``when``, or at the next :meth:`fire` after it."""
         timer = Timer(self, when, callback)
-        self._heap.schedule(timer, when)
+        self.heap.schedule(timer, when)
         return timer
 
     def discard(self, timer: Timer) -> None:
         """Forget a timer that was cancelled."""
-        self._heap.discard(timer)
-
-    @property
-    def earliest(self) -> float:
-        """No call is due before this; infinity if there is none."""
-        return self._heap.earliest
-
-    def next_deadline(self) -> float | None:
-        """When the first call is due; None if there is none."""
-        return self._heap.next_deadline()
+        self.heap.discard(timer)
 
     def fire(self, now: float) -> None:
         """Make the calls that are due at ``now``. A call that one of them adds waits for the next :meth:`fire`."""
-        heap = self._heap
+        heap = self.heap
         if heap.earliest > now:
             return
         due = []
@@ -92,7 +84,7 @@ class Timers:
 
     def clear(self) -> None:
         """Forget all timers."""
-        self._heap.clear()
+        self.heap.clear()
 
 
 def _deadline_of(timer: Timer) -> float | None:

@@ -17,19 +17,23 @@ from typing import Protocol, TypeVar
 from rdmacm.progress.wake import Waiter
 from rdmacm.protection import deferred_finalizers, run_finalizers
 
-__all__ = ["Progress", "Waiters"]
+__all__ = ["Progress", "Waiters", "count_cpus"]
 
 T = TypeVar("T")
 
 #: The number of idle waiters that are kept for the next wait. Each has a descriptor.
 _KEPT = 4
 
-#: Seconds that a wait polls before it sleeps, which is longer than a small reply takes. Sleeping and waking up would
-#: cost more than the reply.
-_SPIN = 0.0001
+#: Seconds that a wait polls before it sleeps, which is longer than a small reply takes, and the answer to a connection
+#: request. Sleeping and waking up would cost more than the reply.
+_SPIN = 0.0002
 #: After a spin that found nothing, the next wait sleeps at once; after two such spins the next 3 waits do, then the
 #: next 7, and so on up to this many.
 _MOST_SKIPPED = 64
+#: With one processor: how often a wait yields it to the peer before it sleeps.
+_YIELDS = 8
+
+_sched_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
 
 
 class Progress(Protocol):
@@ -38,13 +42,18 @@ class Progress(Protocol):
     lock: threading.RLock
     clock: Callable[[], float]
     is_real_time: bool
-    #: When progress has to be made again, in seconds of ``clock``.
+    #: When the last progress or poll began, and when progress has to be made again, in seconds of ``clock``.
+    now: float
     progress_due: float
+    #: Whether progress consists of reading descriptors that poll readable, so that a thread may sleep without it.
+    only_reads: bool
 
     @property
     def in_use(self) -> bool: ...
 
-    def progress(self, result_queue: Sized = ()) -> None: ...
+    def progress(self, result_queue: Sized = (), now: float | None = None) -> None: ...
+
+    def see_signals(self, now: float) -> None: ...
 
     def poll(self, result_queue: Sized = ()) -> bool: ...
 
@@ -60,8 +69,8 @@ class Waiters:
         self._runtime = runtime
         #: Waiters that no thread uses.
         self._idle: list[Waiter] = []
-        #: With one processor, a thread that spins would keep it from the peer.
-        self._is_single_processor = _count_cpus() < 2
+        #: With one processor, a thread that spins would keep it from the peer, so it yields instead.
+        self._is_single_processor = count_cpus() < 2
         #: Whether a thread spins; one at a time does.
         self._is_spinning = False
         #: How many waits sleep without a spin before the next spin, and how many of them have.
@@ -69,88 +78,146 @@ class Waiters:
         #: The waiters of threads that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
-    def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
+    def drive(
+        self,
+        done: Callable[[], T],
+        timeout: float | None,
+        result_queue: Sized = (),
+        look: Callable[[], T] | None = None,
+    ) -> T:
         """Make progress until ``done()`` returns a true value; returns its last value. It is called with the lock held.
 
         ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
         ``result_queue`` is the queue, if any, that ``done()`` looks at: once it is not empty, progress returns early
-        and defers ACKs to the next call.
+        and defers ACKs to the next call. ``look`` is called instead of ``done`` until the thread is about to sleep: it
+        does not ask to be woken, as ``done`` may.
         """
         runtime = self._runtime
         if deferred_finalizers:
             run_finalizers()
+        now = runtime.now = runtime.clock()
         with runtime.lock:
-            found = done()
+            runtime.see_signals(now)  # before a result is taken
+            found = done() if look is None else look()
             if found:
                 # A caller that takes queued results makes progress too, now and then. Otherwise the helper thread
                 # would start to, and the two would compete for the interpreter.
-                if runtime.clock() >= runtime.progress_due:
-                    runtime.progress(result_queue)
+                if now >= runtime.progress_due:
+                    runtime.progress(result_queue, now)
                 return found
             if timeout is not None and timeout <= 0:
-                runtime.progress(result_queue)
+                runtime.progress(result_queue, now)
                 return done()
-        limit = None if timeout is None else time.monotonic() + timeout
-        seen = self._spin(done, timeout, result_queue)
-        if seen:
-            return seen
-        with runtime.lock:
-            runtime.progress(result_queue)
-            found = done()
-            if found:
-                return found
-            waiter = self._idle.pop() if self._idle else Waiter()
+            limit = None if timeout is None else (now if runtime.is_real_time else time.monotonic()) + timeout
+            waiter = None
+            spins = self._begin_spin(can_yield=look is not None)
+            if not spins and runtime.only_reads:
+                if look is not None:
+                    found = done()
+                    if found:
+                        return found
+                waiter = self._enter()
+        if waiter is None:
+            seen = self._spin(look or done, timeout, result_queue) if spins else None
+            if seen:
+                return seen
+            with runtime.lock:
+                if not runtime.only_reads:
+                    runtime.progress(result_queue, runtime.now)
+                found = done()
+                if found:
+                    return found
+                waiter = self._enter()
         try:
-            return self._sleep(waiter, done, limit, result_queue)
+            return self._sleep(waiter, done, timeout, limit, result_queue)
         finally:
             with runtime.lock:
                 self.polling.discard(waiter)
                 self._put_back(waiter)
 
-    def _sleep(self, waiter: Waiter, done: Callable[[], T], limit: float | None, result_queue: Sized) -> T:
-        """Sleep and make progress in turn, until ``done()`` or ``limit``."""
+    def _enter(self) -> Waiter:
+        """A waiter for a thread that is about to sleep. The lock is held since ``done()`` has found nothing."""
+        waiter = self._idle.pop() if self._idle else Waiter()
+        self._prepare(waiter)
+        return waiter
+
+    def _prepare(self, waiter: Waiter) -> None:
         runtime = self._runtime
+        deadline = runtime.next_deadline()
+        waiter.prepare(runtime.filenos(), None if deadline is None else deadline - runtime.now)
+        self.polling.add(waiter)
+
+    def _sleep(
+        self, waiter: Waiter, done: Callable[[], T], timeout: float | None, limit: float | None, result_queue: Sized
+    ) -> T:
+        """Sleep and make progress in turn, until ``done()`` or ``limit``, which is ``timeout`` seconds from now."""
+        runtime = self._runtime
+        left = timeout
         while True:
-            with runtime.lock:
-                found = done()  # another thread may have made the progress
-                if found:
-                    return found
-                deadline = runtime.next_deadline()
-                waiter.prepare(runtime.filenos(), None if deadline is None else deadline - runtime.clock())
-                self.polling.add(waiter)
-            waiter.wait(limit)
+            waiter.wait(left)
             with runtime.lock:
                 self.polling.discard(waiter)
                 runtime.poll(result_queue)
                 found = done()
                 if not found:
-                    runtime.progress(result_queue)
+                    runtime.progress(result_queue, runtime.now)
                     found = done()
-            if found or (limit is not None and time.monotonic() >= limit):
+            if found:
                 return found
+            if limit is not None:
+                left = limit - time.monotonic()
+                if left <= 0:
+                    return found
+            with runtime.lock:
+                found = done()  # another thread may have made the progress
+                if found:
+                    return found
+                self._prepare(waiter)
+
+    def _begin_spin(self, *, can_yield: bool) -> bool:
+        """Whether to spin now: not after spins that found nothing. The lock is held.
+
+        ``can_yield``: whether ``done()`` alone sees what others do while this thread yields the processor to them.
+        """
+        runtime = self._runtime
+        if (self._is_single_processor and not can_yield) or self._is_spinning:
+            return False
+        if not runtime.is_real_time or not runtime.in_use:
+            return False
+        self._skipped += 1
+        self._is_spinning = self._skipped > self._skip
+        return self._is_spinning
 
     def _spin(self, done: Callable[[], T], timeout: float | None, result_queue: Sized) -> T | None:
-        """Poll for a moment, unless the last spins found nothing; returns what ``done()`` returned last."""
+        """Poll for a moment; returns what ``done()`` returned last. :meth:`_begin_spin` has returned True."""
         runtime = self._runtime
-        with runtime.lock:
-            if self._is_single_processor or self._is_spinning or not runtime.is_real_time or not runtime.in_use:
-                return None
-            if self._skipped < self._skip:
-                self._skipped += 1
-                return None
-            self._is_spinning = True
-        until = time.monotonic() + (_SPIN if timeout is None else min(_SPIN, timeout))
         found = None
         try:
-            while not found and time.monotonic() < until:
-                if runtime.poll(result_queue):
-                    with runtime.lock:
-                        found = done()
+            if self._is_single_processor:
+                found = self._yield(done)
+            else:
+                until = runtime.now + (_SPIN if timeout is None else min(_SPIN, timeout))
+                while not found and runtime.now < until:  # each poll reads the clock
+                    if runtime.poll(result_queue):
+                        with runtime.lock:
+                            found = done()
         finally:
             with runtime.lock:
                 self._is_spinning = False
                 self._skipped = 0
                 self._skip = 0 if found else min(2 * self._skip + 1, _MOST_SKIPPED)
+        return found
+
+    def _yield(self, done: Callable[[], T]) -> T | None:
+        """Yield the processor a few times, until ``done()``; returns what it returned last."""
+        found = None
+        if _sched_yield is not None:
+            for _ in range(_YIELDS):
+                _sched_yield()
+                with self._runtime.lock:
+                    found = done()
+                if found:
+                    break
         return found
 
     def _put_back(self, waiter: Waiter) -> None:
@@ -177,6 +244,6 @@ class Waiters:
         self.close()
 
 
-def _count_cpus() -> int:
+def count_cpus() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

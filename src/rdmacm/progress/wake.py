@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import sys
-import time
 from collections.abc import Sequence
 
 from rdmacm.protection import interruptible
@@ -122,9 +121,9 @@ class Waiter:
         self._fds = ()
 
     @interruptible
-    def wait(self, limit: float | None) -> None:
-        """Wait until ``limit`` at the longest, if given, in seconds of time.monotonic(). The lock is not held."""
+    def wait(self, seconds: float | None) -> None:
+        """Wait for ``seconds`` at the longest, if given. The lock is not held."""
         milliseconds = self._milliseconds
-        if limit is not None:
-            milliseconds = min(milliseconds, max(0.0, limit - time.monotonic()) * 1000)
+        if seconds is not None:
+            milliseconds = min(milliseconds, seconds * 1000)
         self._poll.poll(milliseconds)

@@ -26,7 +26,7 @@ sends raises an exception.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -103,6 +103,11 @@ class EngineCounters:
     #: NAKs, timeouts and retries, by the names that :meth:`rdmacm.Context.query_counters` has for them.
     errors: Counter[str] = field(default_factory=Counter)
 
+    def add(self, counts: Iterable[tuple[str, str, int]]) -> None:
+        """Add what the compiled core has counted: ``dropped`` or ``errors``, the name, and the count."""
+        for counter, name, count in counts:
+            (self.dropped if counter == "dropped" else self.errors)[name] += count
+
 
 class QPEngine(Protocol):
     """The protocol of one connected queue pair, from INIT on.
@@ -144,13 +149,6 @@ class QPEngine(Protocol):
 
     def post_send(self, work: SendWork) -> None:
         """Queue a request. Once the connection has ended it completes as flushed. ValueError before RTS."""
-
-    def try_send(self, work: SendWork, now: float) -> Sequence[Buffer] | None:
-        """Queue a request, and send it at once if it fits into one packet and nothing has to be sent before it.
-
-        Return that packet, ready for the wire; None if the request is only queued, for :meth:`datagrams`. Nothing
-        completes here.
-        """
 
     def post_recv(self, work: RecvWork) -> None:
         """Queue a receive. Once the connection has ended it completes as flushed."""

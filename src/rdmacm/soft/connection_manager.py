@@ -220,7 +220,8 @@ class ConnectionManager:
     def own(self, comm_id: int, owner: ConnectionOwner) -> CmConnection:
         """Deliver the events of a connection to ``owner`` from now on."""
         self._owners[comm_id] = owner
-        connection = self.agent.connection(comm_id)
+        assert self._agent is not None
+        connection = self._agent.connection(comm_id)
         assert connection is not None
         return connection
 
@@ -246,30 +247,34 @@ class ConnectionManager:
         agent = self._agent
         if agent is None or self._is_dispatching:
             return
-        self._is_dispatching = True
-        send_mad = self._gsi.send_mad
-        try:
-            while agent.outbox or agent.pending_events:
-                if agent.outbox:
-                    for path, mad in agent.mads_to_send():
-                        self.sent[mad[_ATTRIBUTE_ID]] += 1
-                        if log.enabled:
-                            _log_message("to", mad, path)
-                        try:
-                            send_mad(path, mad)
-                        except Exception as error:
-                            self._runtime.errors.report("gsi", "a management datagram is lost", error)
-                if agent.pending_events:
-                    for event in agent.events():
-                        try:
-                            self._deliver(agent, event)
-                        except Exception as error:
-                            self._end(agent, agent.connection(event.comm_id), error)
-        finally:
-            self._is_dispatching = False
+        if agent.outbox or agent.pending_events:
+            self._is_dispatching = True
+            try:
+                while agent.outbox or agent.pending_events:
+                    self._send_and_deliver(agent)
+            finally:
+                self._is_dispatching = False
         # Nearly always an earlier timer is set; then the next deadline need not be looked up.
         if self._timer is None or agent.timers.earliest < self._timer.when:
             self._set_timer(agent.next_deadline())
+
+    def _send_and_deliver(self, agent: Agent) -> None:
+        if agent.outbox:
+            send_mad, sent = self._gsi.send_mad, self.sent
+            for path, mad in agent.mads_to_send():
+                sent[mad[_ATTRIBUTE_ID]] += 1
+                if log.enabled:
+                    _log_message("to", mad, path)
+                try:
+                    send_mad(path, mad)
+                except Exception as error:
+                    self._runtime.errors.report("gsi", "a management datagram is lost", error)
+        if agent.pending_events:
+            for event in agent.events():
+                try:
+                    self._deliver(agent, event)
+                except Exception as error:
+                    self._end(agent, agent.connection(event.comm_id), error)
 
     def _set_timer(self, deadline: float | None) -> None:
         """Set the timer for ``deadline``. An earlier timer stays: when it fires, it sets one for the new deadline."""
@@ -370,22 +375,24 @@ class ConnectionManager:
             self._agent.forget(self._agent.machine.stepping)
 
     def _deliver(self, agent: Agent, event: Event) -> None:
-        if isinstance(event, _REQUESTS):
+        kind = type(event)
+        if kind is ConnectRequest or kind is SidrRequest:
+            assert isinstance(event, _REQUESTS)
             found = self._listeners.get(event.listener)
             if found is not None:
                 found[0].requested(event, self)
             else:  # the listener was destroyed while the event was queued
                 agent.destroy(event.comm_id, self._runtime.clock())
             return
-        if isinstance(event, PeerQuestion):
+        if kind is PeerQuestion:
             connection = agent.connection(event.comm_id)
             if connection is not None:
                 activity = self._gsi.ask_peer(connection.local_qpn)
                 agent.peer_activity(event.comm_id, activity, self._runtime.clock())
             return
-        if isinstance(event, Established):
+        if kind is Established:
             self._gsi.peer_answered()
-        if isinstance(event, TimewaitExit):
+        if kind is TimewaitExit:
             owner = self._owners.pop(event.comm_id, None)
         else:
             owner = self._owners.get(event.comm_id)

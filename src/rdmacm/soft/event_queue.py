@@ -47,18 +47,22 @@ class SoftQueue:
         #: The ids that post their events here.
         self.ids: dict[QueueMember, None] = {}
 
-    def post(self, event: QueuedEvent | PendingRequest) -> None:
+    def post(self, event: QueuedEvent) -> None:
         with self._runtime.lock:
-            if self._closed:
-                return
-            self._events.append(event)
-            if self._pollable is not None:
-                self._pollable.signal(True)
-            waiters = self._runtime.waiters
-            if waiters.polling:
-                waiters.wake()
-            if self.notify is not None:
-                self.notify()
+            self.add(event)
+
+    def add(self, event: QueuedEvent | PendingRequest) -> None:
+        """As :meth:`post`, with the lock held."""
+        if self._closed:
+            return
+        self._events.append(event)
+        if self._pollable is not None:
+            self._pollable.signal(True)
+        waiters = self._runtime.waiters
+        if waiters.polling:
+            waiters.wake()
+        if self.notify is not None:
+            self.notify()
 
     def has(self, owner: object, kind: CmEventType) -> bool:
         """Whether an event of a kind is queued for an owner."""
@@ -73,6 +77,8 @@ class SoftQueue:
         return bool(self._events)
 
     def take(self, owner: object) -> list[QueuedEvent]:
+        if not self._events:  # as nearly always: nobody posts for an id that is being destroyed
+            return []
         return [event for event in self.take_all(owner) if isinstance(event, QueuedEvent)]
 
     def drop_join(self, join: GroupJoin) -> None:
@@ -107,24 +113,18 @@ class SoftQueue:
         if self._closed or self._runtime.abandoned:
             why = "the channel is closed" if self._closed else "the channel was made before fork(2)"
             raise cm_error(errno.EBADF, why, "get_cm_event")
-        event = self._next()
-        if event is not None:
-            event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
-            if event.join is not None:
-                event.join._reported()
-        if self._pollable is not None:
-            self._signal()
-        return event
-
-    def _next(self) -> QueuedEvent | None:
+        found: QueuedEvent | None = None
         while self._events:
             event = self._events.popleft()
-            if isinstance(event, QueuedEvent):
-                return event
-            taken = event.take()
-            if taken is not None:
-                return taken
-        return None
+            found = event if isinstance(event, QueuedEvent) else event.take()
+            if found is not None:
+                found.owner._reported()  # under the lock: a thread that destroys the id counts it or discards it
+                if found.join is not None:
+                    found.join._reported()
+                break
+        if self._pollable is not None:
+            self._signal()
+        return found
 
     def _signal(self) -> None:
         if self._pollable is not None:

@@ -1,6 +1,7 @@
 """The helper thread, which serves peers while the application neither waits nor polls.
 
-One-sided operations, retransmissions and connection requests need an answer even if the application is busy. The helper
+One-sided operations, retransmissions and connection requests need an answer even if the application is busy. With the
+compiled core a thread of the core answers the usual packets of queue pairs; the helper has the rest. The helper
 waits for descriptors and timers like any waiting thread. When something arrives, it first gives the application a grace
 period to handle it. As long as the application makes progress, the helper checks at growing intervals, so that it does
 not compete with the application for the interpreter. In an idle process it sleeps. After the grace period it also takes
@@ -14,6 +15,7 @@ caller has not come back.
 from __future__ import annotations
 
 import errno
+import select
 import threading
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ from rdmacm.progress.wake import Waiter
 from rdmacm.protection import run_finalizers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rdmacm.progress.runtime import Runtime
     from rdmacm.soft.device.multiplexer import QPMultiplexer
 
@@ -46,6 +50,8 @@ class Helper:
         self._stop: threading.Event | None = None
         #: The thread waits with it; None while none runs.
         self._waiter: Waiter | None = None
+        #: Seconds to the next check whether the application makes progress.
+        self._interval = _GRACE
         #: The last thread that was started.
         self._thread: threading.Thread | None = None
 
@@ -110,37 +116,58 @@ class Helper:
         """Serve the peers whenever the application does not, until ``stop`` is set."""
         runtime, mux = self._runtime, self._mux
         wire = mux.wire
-        # The last progress count seen, whether this thread serves the peers, and the time to the next check.
-        seen, serving, interval = -1, False, _GRACE
-        deferrals = 0
+        # The last progress count seen, and whether this thread serves the peers.
+        seen, serving = -1, False
         while not stop.is_set():
             with runtime.lock:
                 if stop.is_set():
                     break
                 deadline = runtime.next_deadline()
                 seconds = None if deadline is None else deadline - runtime.clock()
-                waiter.prepare((*runtime.filenos(), *wire.unread_request_fds()), seconds)
+                fds = mux.background_filenos(runtime.filenos())
+                unread = wire.unread_request_fds()
+                waiter.prepare((*fds, *unread), seconds)
             waiter.wait(None)
-            with runtime.lock:
-                others, seen = runtime.progress_count != seen, runtime.progress_count
-            if not serving or others:
-                if stop.wait(interval if others else _GRACE):
-                    break
-                with runtime.lock:
-                    left = wire.resume_requests()
-                if runtime.progress_count != seen and not left:
-                    serving, interval = False, min(2 * interval, _LONGEST_INTERVAL)
-                    if mux.deferrals != deferrals:
-                        deferrals, interval = self._permit_deferring(stop), _GRACE
-                    seen = runtime.progress_count
+            if mux.progress_count != seen or not serving:
+                interval = self._interval if mux.progress_count != seen else _GRACE
+                serving = False
+                if self._leave_to_application(stop, interval, unread):
+                    seen = mux.progress_count
                     continue
-            interval = _GRACE
+            self._interval = _GRACE
             run_finalizers()
             with runtime.lock:
                 if not stop.is_set():
                     wire.resume_requests()
                     runtime.progress()
-                    seen, serving = runtime.progress_count, True
+                    seen, serving = mux.progress_count, True
+
+    def _leave_to_application(self, stop: threading.Event, interval: float, unread: Sequence[int]) -> bool:
+        """Wait while the application makes progress. False if it has made none, and so this thread has to.
+
+        As long as it makes progress, this thread does not wait for the lock: the application would make a system call
+        each time that it releases it, and the two would compete for the interpreter. ``unread`` are the descriptors of
+        requests that are left to other processes.
+        """
+        mux = self._mux
+        deferrals, has_made_progress = mux.deferrals, False
+        requests = select.poll()
+        for fd in unread:
+            requests.register(fd, select.POLLIN)
+        while True:
+            seen = mux.progress_count
+            if stop.wait(interval):
+                return True
+            left = False
+            if requests.poll(0):
+                with self._runtime.lock:
+                    left = mux.wire.resume_requests()
+            if left or mux.progress_count == seen:
+                return has_made_progress and not left
+            has_made_progress = True
+            interval = self._interval = min(2 * interval, _LONGEST_INTERVAL)
+            if mux.deferrals != deferrals:
+                deferrals, interval = self._permit_deferring(stop), _GRACE
 
     def _permit_deferring(self, stop: threading.Event) -> int:
         """Let callers defer ACKs as long as they come back within the grace period.
@@ -149,8 +176,8 @@ class Helper:
         """
         runtime, mux = self._runtime, self._mux
         deferrals = seen = -1
-        while deferrals != mux.deferrals and runtime.progress_count != seen:
-            deferrals, seen = mux.deferrals, runtime.progress_count
+        while deferrals != mux.deferrals and mux.progress_count != seen:
+            deferrals, seen = mux.deferrals, mux.progress_count
             mux.may_defer_acks = True
             if stop.wait(_GRACE):
                 break

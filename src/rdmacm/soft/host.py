@@ -247,31 +247,31 @@ class SoftHost:
 
     # -- bound ids and devices in use -----------------------------------------------------------------
 
-    def attach(self, bound: BoundId, view: PortView) -> None:
-        """An id has been bound to a port."""
+    def attach(self, bound: BoundId, view: PortView) -> Context:
+        """An id has been bound to a port. Returns the context that all ids share that are bound to that device, under
+        its present name.
+        """
         self._bound.setdefault(view.key, {})[bound] = None
-
-    def detach(self, bound: BoundId, view: PortView) -> None:
-        """Undo :meth:`attach`."""
-        ids = self._bound.get(view.key)
-        if ids is not None:
-            ids.pop(bound, None)
-            if not ids:
-                del self._bound[view.key]
-
-    @property
-    def bound_ids(self) -> int:
-        """How many ids are bound to a port."""
-        return sum(map(len, self._bound.values()))
-
-    def context_of(self, view: PortView) -> Context:
-        """The context that all ids share that are bound to a device under its present name."""
         index, name = view.device.index, view.device.name
         context = self._contexts.get((index, name))
         if context is None:
             context = Context(name, partial(self.device, index), partial(self.open_device, index), shared=True)
             self._contexts[index, name] = context
         return context
+
+    def detach(self, bound: BoundId, view: PortView) -> None:
+        """Undo :meth:`attach`."""
+        key = view.key
+        ids = self._bound.get(key)
+        if ids is not None:
+            ids.pop(bound, None)
+            if not ids:
+                del self._bound[key]
+
+    @property
+    def bound_ids(self) -> int:
+        """How many ids are bound to a port."""
+        return sum(map(len, self._bound.values()))
 
     def open_device(self, index: int) -> SoftDevice | IbDevice:
         """The device with an index, to be used; ENODEV once it has been removed."""
@@ -320,14 +320,16 @@ class SoftHost:
         return (monitor, *wire) if monitor >= 0 else wire
 
     def progress(self, now: float, result_queue: Sized) -> None:
-        if self._view is not None and (now >= self._look_due or not self.runtime.is_real_time or len(self.neighbours)):
+        is_due = now >= self._look_due or not self.runtime.is_real_time or self.neighbours.waiting
+        if is_due and self._view is not None:
             self._look_due = now + _LOOK_INTERVAL
             self.view()
-        self.mux.progress(result_queue)
-        self.ib.progress()
+        self.mux.progress(result_queue, now=now)
+        if self.ib.subnets:
+            self.ib.progress()
 
-    def poll(self, result_queue: Sized) -> bool:
-        return self.mux.progress(result_queue, True)
+    def poll(self, now: float, result_queue: Sized) -> bool:
+        return self.mux.progress(result_queue, True, now)
 
     def opened(self) -> None:
         self.network.open()

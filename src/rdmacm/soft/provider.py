@@ -224,18 +224,13 @@ class SoftProvider:
         """Destroy the ids that are left, because the process ends: their peers get a DREQ or REJ."""
         with self.runtime.lock:
             if log.enabled:
-                self._log_counters()
+                for line in self.query_counters().lines():
+                    log.DEVICE.debug("%s", line)
             for user in self.runtime.users():
                 if isinstance(user, SoftQueue):
                     user.close()
             self.host.helper.stop()
         self.host.helper.join()
-
-    def _log_counters(self) -> None:
-        counters = self.query_counters()
-        for name, found in (*counters.devices.items(), ("connection managers", counters.cm), ("UDP", counters.udp)):
-            text = ", ".join(f"{each} {count}" for each, count in found.items() if count)
-            log.DEVICE.debug("counters of %s: %s", name, text or "all 0")
 
     def retire(self) -> bool:
         """Close every descriptor if no channel or completion queue is open; True if that was so."""

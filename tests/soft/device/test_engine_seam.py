@@ -63,10 +63,6 @@ class PlainEngine(QPEngine):
     def post_send(self, work: SendWork) -> None:
         self.sends.append(work)
 
-    def try_send(self, work: SendWork, now: float) -> Sequence[Buffer] | None:
-        self.post_send(work)
-        return None
-
     def post_recv(self, work: RecvWork) -> None:
         self.recvs.append(work)
 

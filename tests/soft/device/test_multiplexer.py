@@ -241,7 +241,7 @@ def test_progress_step_is_bounded(pair: Pair) -> None:
             break
         pair.b.mux.progress()
     # The private queue: poll() would make progress, and this test is about progress without it.
-    pair.run(lambda: all(len(ends.left_cq._queue) for ends in pairs))
+    pair.run(lambda: all(len(ends.left_cq.queue) for ends in pairs))
     assert all(told(ends.left_cq.poll(9)) == [(1, "SUCCESS")] for ends in pairs)
 
 
@@ -254,7 +254,7 @@ def test_repeated_rnr_naks_do_not_accumulate_timers(pair: Pair) -> None:
         pair.fire()
     # Stale timers have no effect except memory: there are 64 at most, beside four for each queue pair.
     assert len(pair.a.mux._timers) <= 68
-    assert len(pair.a.provider.runtime._timers._heap) <= 4
+    assert len(pair.a.provider.runtime._timers.heap) <= 4
     ends.right.post_recv([RecvWR(1)])
     assert told(ends.at_left()) == [(1, "SUCCESS")]
 
@@ -283,7 +283,7 @@ def test_timers_and_descriptors_alone_finish_all_transfers(pair: Pair) -> None:
                 host.mux.progress()
         pair.fire()
         # The private queue: poll() would make progress, and this test is about progress without it.
-        if all(ends.left_cq._queue for ends in pairs):
+        if all(ends.left_cq.queue for ends in pairs):
             break
         if not pair.a.wire.inbox and not pair.b.wire.inbox:
             pair.clock.advance(1e-6)

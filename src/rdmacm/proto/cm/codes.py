@@ -12,6 +12,8 @@ __all__ = [
     "RejectReason",
     "SidrStatus",
     "TransportServiceType",
+    "rejection_text",
+    "sidr_text",
 ]
 
 
@@ -123,3 +125,28 @@ class ApStatus(IntEnum):
     INVALID_HOP_LIMIT = 11
     INVALID_PACKET_RATE = 12
     INVALID_SL = 13
+
+
+#: What a user is told of the most frequent reasons.
+_NO_LISTENER = "nobody listens on that port"
+_REFUSED = "the peer's application, or its connection manager, refused"
+_REJECTION_TEXT = {RejectReason.INVALID_SERVICE_ID: _NO_LISTENER, RejectReason.CONSUMER_DEFINED: _REFUSED}
+_SIDR_TEXT = {
+    SidrStatus.UNSUPPORTED: _NO_LISTENER,
+    SidrStatus.REJECT: _REFUSED,
+    SidrStatus.NO_QP: "the peer has no queue pair for it",
+}
+
+
+def rejection_text(reason: int) -> str:
+    """The reason of a REJ in words."""
+    try:
+        known = RejectReason(reason)
+    except ValueError:
+        return f"rejected, reason {reason}"
+    return _REJECTION_TEXT.get(known, f"rejected: {known.name.lower().replace('_', ' ')}")
+
+
+def sidr_text(status: int) -> str:
+    """The status of a SIDR_REP that is no success, in words."""
+    return {int(known): text for known, text in _SIDR_TEXT.items()}.get(status, "the peer refused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.proto.cm.fairqueue import FairQueue
@@ -90,6 +90,8 @@ class CmConnection:
     reply: REP | None = None
     #: The listener whose backlog this connection counts in; None once the user has the request.
     listener: CmListener | None = None
+    #: The ConnectRequest or SidrRequest, until the user takes it.
+    request_event: Any = None
 
     #: The peer's; None until a message has brought them.
     remote_comm_id: int | None = None

@@ -177,10 +177,9 @@ class Agent:
         if connection is None:
             return None
         connection.listener = None
-        request = connection.request
-        if isinstance(request, REQ):
-            return ConnectRequest(connection.comm_id, listener, request, connection.path)
-        return SidrRequest(connection.comm_id, listener, request, connection.path)
+        event: ConnectRequest | SidrRequest = connection.request_event
+        connection.request_event = None
+        return event
 
     # -- calls: connecting ------------------------------------------------------------------------------------
 
@@ -361,7 +360,11 @@ class Agent:
     def _handle_req(self, req: REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
         known = self._connections.of_peer(req.local_comm_id, req.local_ca_guid, path)
         if known is not None:
-            return DropReason.UNEXPECTED if known.is_active else self._deliver(known, path, CmTrigger.REQ, now, req)
+            if known.is_active:
+                return DropReason.UNEXPECTED
+            if known.state is not CmState.TIMEWAIT or tid == known.transaction_id:
+                return self._deliver(known, path, CmTrigger.REQ, now, req)
+            self._connections.release_peer_id(known)
         qpn = outgoing.peer_qpn(req, req)
         old = self._connections.of_qpn(qpn, req.local_ca_guid, path)
         if old is not None:
@@ -496,7 +499,7 @@ class Agent:
                     if request.transport != listener.transport:
                         found = DropReason.TRANSPORT
                         continue
-                if listener.pending >= listener.backlog and not self._make_room(listener, path):
+                if len(listener.requests) >= listener.backlog and not self._make_room(listener, path):
                     return DropReason.BACKLOG
                 return DropReason.FULL if len(self._connections) >= self.max_connections else listener
         return found

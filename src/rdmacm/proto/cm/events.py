@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from rdmacm.proto.cm.connection import CmListener
@@ -47,6 +47,8 @@ class ConnectRequest:
     listener: CmListener
     request: REQ
     path: Hashable
+    #: What the engine's user has found out about the request; the engine only keeps it, for ``next_request``.
+    finding: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -134,6 +136,8 @@ class SidrRequest:
     listener: CmListener
     request: SIDR_REQ
     path: Hashable
+    #: What the engine's user has found out about the request; the engine only keeps it, for ``next_request``.
+    finding: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -14,7 +14,8 @@ T = TypeVar("T", bound=Hashable)
 class FairQueue(Generic[T]):
     """Items of many sources. The sources take turns; the items of one source are taken oldest first.
 
-    Every call takes the same time, however many items and sources there are. The caller bounds the number of items:
+    A call takes the same time, however many items and sources there are; only the first :meth:`displaced_by` since the
+    queue was empty counts the items of each source. The caller bounds the number of items:
     when the queue is full, :meth:`displaced_by` names the item that makes room for one of another source.
 
     >>> queue = FairQueue()
@@ -33,8 +34,9 @@ class FairQueue(Generic[T]):
         self._by_source: OrderedDict[Hashable, OrderedDict[T, None]] = OrderedDict()
         #: The source of each item.
         self._sources: dict[T, Hashable] = {}
-        #: The sources with a number of items, for each such number; and the largest number.
-        self._sizes: dict[int, OrderedDict[Hashable, None]] = {}
+        #: The sources with a number of items, for each such number; and the largest number. None until they are needed,
+        #: and again when the queue is empty.
+        self._sizes: dict[int, OrderedDict[Hashable, None]] | None = None
         self._largest = 0
 
     def __len__(self) -> int:
@@ -54,7 +56,8 @@ class FairQueue(Generic[T]):
             items = self._by_source[source] = OrderedDict()
         items[item] = None
         self._sources[item] = source
-        self._resized(source, len(items) - 1, len(items))
+        if self._sizes is not None:
+            self._resized(self._sizes, source, len(items) - 1, len(items))
 
     def take(self) -> T | None:
         """Remove and return the oldest item of the source whose turn it is; None if the queue is empty."""
@@ -73,7 +76,10 @@ class FairQueue(Generic[T]):
         source = self._sources.pop(item)
         items = self._by_source[source]
         del items[item]
-        self._resized(source, len(items) + 1, len(items))
+        if not self._sources:
+            self._sizes, self._largest = None, 0
+        elif self._sizes is not None:
+            self._resized(self._sizes, source, len(items) + 1, len(items))
         if not items:
             del self._by_source[source]
 
@@ -82,14 +88,19 @@ class FairQueue(Generic[T]):
 
         It is the oldest item of the source with the most items, if that source has more than ``source`` would have.
         """
+        if self._sizes is None:
+            self._sizes = {}
+            for each, items in self._by_source.items():
+                self._resized(self._sizes, each, 0, len(items))
         if self._largest <= len(self._by_source.get(source, ())) + 1:
             return None
         largest = next(iter(self._sizes[self._largest]))
         return next(iter(self._by_source[largest]))
 
-    def _resized(self, source: Hashable, before: int, after: int) -> None:
-        """The number of a source's items has changed by one."""
-        sizes = self._sizes
+    def _resized(
+        self, sizes: dict[int, OrderedDict[Hashable, None]], source: Hashable, before: int, after: int
+    ) -> None:
+        """The number of a source's items has changed by one, or is counted for the first time."""
         if before:
             group = sizes[before]
             del group[source]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias
 
 from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
@@ -15,7 +16,7 @@ from rdmacm.proto.cm.states import AWAITING_USER, TRANSITIONS, Action, CmState, 
 from rdmacm.proto.cm.timeouts import seconds
 from rdmacm.proto.entropy import RandomSource
 
-__all__ = ["StateMachine"]
+__all__ = ["PERFORM", "StateMachine"]
 
 #: How often the peer of a connection that seems stale is asked after the first time, and the seconds in between. The
 #: answer is known before Linux repeats its REQ, which takes 4.6 s at least.
@@ -68,19 +69,18 @@ class StateMachine:
         """
         self.stepping = connection
         before = connection.state
-        transition = TRANSITIONS[before].get(trigger)
+        transition = _PREPARED[before].get(trigger)
         if transition is None:
             return False
-        after = transition.state
+        after, actions = transition
         if after is not before:
             connection.deadline = None
             if self.questions:
                 self.questions.pop(connection.comm_id, None)
-        for action in transition.actions:
-            report = outgoing.REPORTS.get(action)
-            if report is None:
-                self._perform(connection, action, now, message, packed)
-            elif not connection.is_muted:
+        for perform, report in actions:
+            if perform is not None:
+                perform(self, connection, now, message, packed)
+            elif report is not None and not connection.is_muted:
                 self.pending_events.append(report(connection, trigger, message))
         connection.state = after
         if after is before:
@@ -95,56 +95,67 @@ class StateMachine:
             self._connections.remove(connection)
         return True
 
-    def _perform(
-        self,
-        connection: CmConnection,
-        action: Action,
-        now: float,
-        message: Message | NetworkError | None,
-        packed: bytes,
-    ) -> None:
-        """Carry out one action of a transition, other than to report an event."""
-        match action:
-            case Action.SEND_REQ | Action.SEND_REP | Action.SEND_DREQ | Action.SEND_SIDR_REQ:
-                connection.unanswered_mad = packed or self.new_dreq(connection)
-                connection.retries_left = connection.retries
-                self._send_unanswered(connection, now)
-            case Action.MUTE:
-                connection.is_muted = True
-            case Action.SEND_RTU:
-                self._send(connection, connection.rtu_mad)
-            case Action.SEND_DREP:
-                self._send(connection, packed or outgoing.drep(connection))
-            case Action.RESEND:
-                connection.retries_left -= 1
-                self._send_unanswered(connection, now)
-            case Action.SEND_MRA:
-                self._send(connection, outgoing.mra(connection, self._mra_service_timeout or 0))
-            case Action.SEND_REJ:
-                self._send(connection, packed or outgoing.rej(connection, RejectReason.CONSUMER_DEFINED))
-            case Action.SEND_REJ_TIMEOUT:
-                self._send(connection, outgoing.rej_timeout(connection, connection.local_guid or self._guid))
-            case Action.SEND_REJ_STALE if isinstance(message, REQ | REP):
-                self._send(connection, outgoing.rej_stale(connection, message))
-            case Action.SEND_REJ_STALE:
-                self._send(connection, packed)
-            case Action.SEND_DREQ_ONCE:
-                self._send(connection, self.new_dreq(connection))
-            case Action.SEND_SIDR_REP:
-                rejection = SIDR_REP(status=SidrStatus.REJECT)
-                self._send(connection, packed or outgoing.sidr_rep(connection, rejection))
-            case Action.EXTEND_WAIT if isinstance(message, MRA):
-                if not connection.was_extended:
-                    connection.was_extended = True
-                    wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
-                    self._connections.set_timer(connection, now + wait)
-            case Action.AWAIT_ANSWER | Action.AWAIT_ANSWER_AGAIN:
-                connection.retries_left = _QUESTIONS if action is Action.AWAIT_ANSWER else connection.retries_left - 1
-                self._connections.set_timer(connection, now + _QUESTION_INTERVAL)
-            case Action.STOP_WAITING:
-                connection.deadline = None
-            case Action.RELEASE_QPN:
-                self._connections.release_qpn(connection)
+    # -- actions: of a connection, at a time, with the message or report received, and the MAD of a call ------------
+
+    def _send_until_answered(self, connection: CmConnection, now: float, _: object, packed: bytes) -> None:
+        connection.unanswered_mad = packed or self.new_dreq(connection)
+        connection.retries_left = connection.retries
+        self._send_unanswered(connection, now)
+
+    def _mute(self, connection: CmConnection, *_: object) -> None:
+        connection.is_muted = True
+
+    def _send_rtu(self, connection: CmConnection, *_: object) -> None:
+        self._send(connection, connection.rtu_mad)
+
+    def _send_drep(self, connection: CmConnection, _now: float, _: object, packed: bytes) -> None:
+        self._send(connection, packed or outgoing.drep(connection))
+
+    def _resend(self, connection: CmConnection, now: float, *_: object) -> None:
+        connection.retries_left -= 1
+        self._send_unanswered(connection, now)
+
+    def _send_mra(self, connection: CmConnection, *_: object) -> None:
+        self._send(connection, outgoing.mra(connection, self._mra_service_timeout or 0))
+
+    def _send_rej(self, connection: CmConnection, _now: float, _: object, packed: bytes) -> None:
+        self._send(connection, packed or outgoing.rej(connection, RejectReason.CONSUMER_DEFINED))
+
+    def _send_rej_timeout(self, connection: CmConnection, *_: object) -> None:
+        self._send(connection, outgoing.rej_timeout(connection, connection.local_guid or self._guid))
+
+    def _send_rej_stale(self, connection: CmConnection, _now: float, message: object, packed: bytes) -> None:
+        if isinstance(message, REQ | REP):
+            packed = outgoing.rej_stale(connection, message)
+        self._send(connection, packed)
+
+    def _send_dreq_once(self, connection: CmConnection, *_: object) -> None:
+        self._send(connection, self.new_dreq(connection))
+
+    def _send_sidr_rep(self, connection: CmConnection, _now: float, _: object, packed: bytes) -> None:
+        self._send(connection, packed or outgoing.sidr_rep(connection, SIDR_REP(status=SidrStatus.REJECT)))
+
+    def _extend_wait(self, connection: CmConnection, now: float, message: object, _: bytes) -> None:
+        if isinstance(message, MRA) and not connection.was_extended:
+            connection.was_extended = True
+            wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
+            self._connections.set_timer(connection, now + wait)
+
+    def _await_answer(self, connection: CmConnection, now: float, *_: object) -> None:
+        connection.retries_left = _QUESTIONS
+        self._connections.set_timer(connection, now + _QUESTION_INTERVAL)
+
+    def _await_answer_again(self, connection: CmConnection, now: float, *_: object) -> None:
+        connection.retries_left -= 1
+        self._connections.set_timer(connection, now + _QUESTION_INTERVAL)
+
+    def _stop_waiting(self, connection: CmConnection, *_: object) -> None:
+        connection.deadline = None
+
+    def _release_qpn(self, connection: CmConnection, *_: object) -> None:
+        self._connections.release_qpn(connection)
+
+    # -- sending --------------------------------------------------------------------------------------------------
 
     def _send(self, connection: CmConnection, mad: bytes) -> None:
         if connection.allowance is not None:
@@ -167,3 +178,40 @@ class StateMachine:
 
     def new_transaction_id(self, comm_id: int) -> int:
         return comm_id << 32 | self._random.getrandbits(32)
+
+
+_Perform: TypeAlias = Callable[[StateMachine, CmConnection, float, Message | NetworkError | None, bytes], None]
+_Report: TypeAlias = Callable[[CmConnection, CmTrigger, Any], Event]
+
+#: How each action is carried out, other than those that report an event.
+PERFORM: dict[Action, _Perform] = {
+    Action.SEND_REQ: StateMachine._send_until_answered,
+    Action.SEND_REP: StateMachine._send_until_answered,
+    Action.SEND_DREQ: StateMachine._send_until_answered,
+    Action.SEND_SIDR_REQ: StateMachine._send_until_answered,
+    Action.MUTE: StateMachine._mute,
+    Action.SEND_RTU: StateMachine._send_rtu,
+    Action.SEND_DREP: StateMachine._send_drep,
+    Action.RESEND: StateMachine._resend,
+    Action.SEND_MRA: StateMachine._send_mra,
+    Action.SEND_REJ: StateMachine._send_rej,
+    Action.SEND_REJ_TIMEOUT: StateMachine._send_rej_timeout,
+    Action.SEND_REJ_STALE: StateMachine._send_rej_stale,
+    Action.SEND_DREQ_ONCE: StateMachine._send_dreq_once,
+    Action.SEND_SIDR_REP: StateMachine._send_sidr_rep,
+    Action.EXTEND_WAIT: StateMachine._extend_wait,
+    Action.AWAIT_ANSWER: StateMachine._await_answer,
+    Action.AWAIT_ANSWER_AGAIN: StateMachine._await_answer_again,
+    Action.STOP_WAITING: StateMachine._stop_waiting,
+    Action.RELEASE_QPN: StateMachine._release_qpn,
+}
+
+#: The tables with the functions of their actions, so that a step looks up the transition only.
+_PREPARED: dict[CmState, dict[CmTrigger, tuple[CmState, tuple[tuple[_Perform | None, _Report | None], ...]] | None]] = {
+    state: {
+        trigger: transition
+        and (transition[0], tuple((PERFORM.get(action), outgoing.REPORTS.get(action)) for action in transition[1]))
+        for trigger, transition in row.items()
+    }
+    for state, row in TRANSITIONS.items()
+}

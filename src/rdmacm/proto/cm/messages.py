@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.proto.cm.codes import AttributeId, FailoverAccepted, SidrStatus, TransportServiceType
@@ -34,6 +34,7 @@ __all__ = [
     "DREQ",
     "LAP",
     "MRA",
+    "NO_PATH",
     "REJ",
     "REP",
     "REQ",
@@ -89,13 +90,26 @@ class Path(Packed):
     subnet_local: bool = False
     local_ack_timeout: int = 0
 
+    @classmethod
+    def unpack(cls, data: Buffer) -> Self:
+        """The path in these bytes; WireError for another length."""
+        path = cls.__new__(cls)  # as in unpack_mad()
+        cls._LAYOUT.fill(path, data)
+        return path
 
-_NO_PATH, _NO_PATH_BYTES = Path(), bytes(44)
+    def pack(self) -> bytes:
+        """The bytes on the wire; ValueError for a field out of range."""
+        return _NO_PATH_BYTES if self is NO_PATH else self._LAYOUT.pack(self)
+
+
+#: The alternate path of a request that has none.
+NO_PATH = Path()
+_NO_PATH_BYTES = bytes(44)
 
 
 def _alternate(data: bytes) -> Path:
     # Nearly every REQ has none.
-    return _NO_PATH if data == _NO_PATH_BYTES else Path.unpack(data)
+    return NO_PATH if data == _NO_PATH_BYTES else Path.unpack(data)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -165,7 +179,7 @@ class REQ(Packed):
     max_cm_retries: int = 15
     srq: bool = False
     extended_transport_type: int = 0
-    alternate: Path = _NO_PATH
+    alternate: Path = NO_PATH
     sap_supported: bool = False
     private_data: bytes = b""
     vendor_id: int = 0
@@ -492,7 +506,11 @@ def unpack_mad(data: Buffer) -> tuple[Message, int]:
     if len(data) == MAD_SIZE:
         first, tid, attribute, modifier = _HEADER.unpack_from(data)
         kind = _TYPES.get(attribute)
-        if first == _HEADER_START and kind is not None and not modifier:
-            return kind(**kind._LAYOUT.unpack(data[MAD_SIZE - DATA_SIZE :])), tid
+        if first == _HEADER_START and kind is not None:
+            message = kind.__new__(kind)  # __init__() would set each field a second time
+            kind._LAYOUT.fill(message, data[MAD_SIZE - DATA_SIZE :])
+            if isinstance(message, _WITH_MODIFIER):
+                message.attr_mod = modifier
+            return message, tid
     mad = Mad.unpack(data)
     return unpack_message(mad), mad.transaction_id

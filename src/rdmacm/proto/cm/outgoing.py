@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportServiceType
-from rdmacm.proto.cm.connection import CmConnection, CmListener
+from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.events import (
     ConnectReply,
     ConnectRequest,
@@ -111,6 +111,14 @@ def peer_qpn(request: REQ | SIDR_REQ, message: REQ | REP) -> int:
     return message.local_qpn
 
 
+def _requested(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
+    listener = connection.listener
+    assert listener is not None
+    kind = ConnectRequest if isinstance(message, REQ) else SidrRequest
+    event = connection.request_event = kind(connection.comm_id, listener, message, connection.path)
+    return event
+
+
 def _rejected(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
     ari = message.ari[: message.reject_info_length]
     return Rejected(connection.comm_id, message.reason, ari, message.private_data)
@@ -118,8 +126,8 @@ def _rejected(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
 
 #: The event for an action that reports one, from the connection, the trigger, and the message or error that caused it.
 REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
-    Action.REPORT_REQUEST: lambda c, _, req: ConnectRequest(c.comm_id, _listener(c), req, c.path),
-    Action.REPORT_SIDR_REQUEST: lambda c, _, req: SidrRequest(c.comm_id, _listener(c), req, c.path),
+    Action.REPORT_REQUEST: _requested,
+    Action.REPORT_SIDR_REQUEST: _requested,
     Action.REPORT_REPLY: lambda c, _, rep: ConnectReply(c.comm_id, rep),
     Action.REPORT_SIDR_REPLY: lambda c, _, rep: SidrReply(c.comm_id, rep),
     Action.REPORT_REJECTED: _rejected,
@@ -130,8 +138,3 @@ REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
     Action.REPORT_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is CmTrigger.EXHAUSTED),
     Action.REPORT_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),
 }
-
-
-def _listener(connection: CmConnection) -> CmListener:
-    assert connection.listener is not None
-    return connection.listener

@@ -15,12 +15,14 @@ from rdmacm.address import InetAddr
 from rdmacm.proto.cm.messages import DREP, DREQ, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Message
 from rdmacm.proto.wire import WireError
 
-__all__ = ["HEADER_SIZE", "PrivateDataHeader", "user_capacity"]
+__all__ = ["HEADER_SIZE", "IP_VERSIONS", "PrivateDataHeader", "user_capacity"]
 
 _HEADER = struct.Struct("!BBH16s16s")
 HEADER_SIZE = _HEADER.size
 
 _FAMILIES = {4: AF_INET, 6: AF_INET6}
+#: The IP versions of a header. Other private data has none.
+IP_VERSIONS = frozenset(_FAMILIES)
 _WITH_HEADER = (REQ, SIDR_REQ)
 _CARRIERS = (REQ, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP)
 
@@ -51,6 +53,12 @@ class PrivateDataHeader:
     def family(self) -> int | None:
         """AF_INET, AF_INET6, or None if this is not a header."""
         return _FAMILIES.get(self.ip_version)
+
+    @staticmethod
+    def pack_between(source: InetAddr, destination: InetAddr) -> bytes:
+        """``between(source, destination).pack()``, for addresses of one family."""
+        ip_version = 0x40 if source.family == AF_INET else 0x60
+        return _HEADER.pack(0, ip_version, source.port, source.ip.rjust(16, b"\0"), destination.ip.rjust(16, b"\0"))
 
     def pack(self) -> bytes:
         """The 36 bytes on the wire; ValueError for a field out of range."""

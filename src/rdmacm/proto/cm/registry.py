@@ -8,12 +8,17 @@ from collections.abc import Callable, Hashable
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
 from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU
 from rdmacm.proto.entropy import RandomSource
+from rdmacm.proto.freed import FreedNumbers
 from rdmacm.timerheap import LazyTimerHeap
 
 __all__ = ["Connections", "Listeners"]
 
 #: How many lower bits of a communication id do not belong to its prefix.
 _ID_BITS = 20
+_ID_MASK = (1 << _ID_BITS) - 1
+#: Communication ids of ended connections that are not given again yet: the TIMEWAIT of their peers may end later, and
+#: until then a peer takes a request with such an id for a copy of an old one. They are few of the 2^20.
+_FREED_IDS = 1 << 14
 
 
 class Connections:
@@ -23,10 +28,11 @@ class Connections:
     that its messages arrive on.
     """
 
-    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "get", "timers")
+    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_freed", "get", "timers")
 
     def __init__(self) -> None:
         self._by_id: dict[int, CmConnection] = {}
+        self._freed = FreedNumbers(_FREED_IDS)
         #: (remote communication id, CA GUID, path) to connection. The GUID is None for a SIDR request.
         self._by_remote_id: dict[tuple[int, int | None, Hashable], CmConnection] = {}
         #: (remote QPN, CA GUID, path) to connection.
@@ -43,13 +49,16 @@ class Connections:
         return comm_id in self._by_id
 
     def free_id(self, random: RandomSource, prefix: int | None) -> int:
-        """A random communication id that no connection has; its upper 12 bits are ``prefix``, unless that is None."""
-        comm_id = 0
-        while not comm_id or comm_id in self._by_id:
+        """A random communication id that no connection has, or had a moment ago.
+
+        Its upper 12 bits are ``prefix``, unless that is None.
+        """
+        while True:
             comm_id = random.getrandbits(32)
             if prefix is not None:
-                comm_id = prefix << _ID_BITS | comm_id & ~(-1 << _ID_BITS)
-        return comm_id
+                comm_id = prefix << _ID_BITS | comm_id & _ID_MASK
+            if comm_id and comm_id not in self._by_id and comm_id not in self._freed:
+                return comm_id
 
     def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> CmConnection | None:
         """The connection with a remote communication id; with ``guid`` None, the SIDR request with that id."""
@@ -76,7 +85,8 @@ class Connections:
     def add(self, connection: CmConnection) -> None:
         """Add a new connection."""
         self._by_id[connection.comm_id] = connection
-        self.add_remote(connection)
+        if not connection.is_active:
+            self.add_remote(connection)
 
     def add_remote(self, connection: CmConnection) -> None:
         """Index a connection by the peer's communication id and queue pair, if they are known."""
@@ -92,15 +102,20 @@ class Connections:
             if self._by_remote_qpn.get(key) is connection:
                 del self._by_remote_qpn[key]
 
-    def remove(self, connection: CmConnection) -> None:
-        """Remove a connection, also one that is not in all tables."""
-        self.release_qpn(connection)
-        self._by_id.pop(connection.comm_id, None)
-        self.timers.discard(connection.comm_id)
+    def release_peer_id(self, connection: CmConnection) -> None:
+        """Let the peer use its communication id for another connection."""
         if connection.remote_comm_id is not None:
             key = connection.remote_comm_id, connection.remote_guid, connection.path
             if self._by_remote_id.get(key) is connection:
                 del self._by_remote_id[key]
+
+    def remove(self, connection: CmConnection) -> None:
+        """Remove a connection, also one that is not in all tables."""
+        self.release_qpn(connection)
+        self.release_peer_id(connection)
+        if self._by_id.pop(connection.comm_id, None) is not None:
+            self._freed.add(connection.comm_id)
+        self.timers.discard(connection.comm_id)
 
     # -- timers -----------------------------------------------------------------------------------------------
 
@@ -126,13 +141,14 @@ class Connections:
 class Listeners:
     """Listeners by service id and mask."""
 
-    __slots__ = ("_by_key", "_masks")
+    __slots__ = ("_by_key", "_masks", "_ordered")
 
     def __init__(self) -> None:
         #: (service id & mask, mask) to the listeners.
         self._by_key: dict[tuple[int, int], list[CmListener]] = {}
-        #: How many listeners use a mask.
+        #: How many listeners use a mask, and the masks by falling number of bits.
         self._masks: Counter[int] = Counter()
+        self._ordered: tuple[int, ...] = ()
 
     def add(
         self,
@@ -150,7 +166,11 @@ class Listeners:
         listener = CmListener(service_id & mask, mask, backlog, accepts, transport)
         others.append(listener)
         self._masks[mask] += 1
+        self._order()
         return listener
+
+    def _order(self) -> None:
+        self._ordered = tuple(sorted(self._masks, key=int.bit_count, reverse=True))
 
     def remove(self, listener: CmListener) -> None:
         """Remove a listener; no error if it was removed before."""
@@ -161,12 +181,13 @@ class Listeners:
             self._masks[listener.mask] -= 1
             if not self._masks[listener.mask]:
                 del self._masks[listener.mask]
+                self._order()
             if not others:
                 del self._by_key[key]
 
     def find(self, service_id: int) -> list[CmListener]:
         """The listeners for a service id. Among several masks that match, the one with the most bits wins."""
-        for mask in sorted(self._masks, key=int.bit_count, reverse=True):
+        for mask in self._ordered:
             listeners = self._by_key.get((service_id & mask, mask))
             if listeners:
                 return listeners

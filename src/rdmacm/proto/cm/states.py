@@ -21,7 +21,9 @@ TIMEWAIT when the retries run out.
 cases. A DREQ from the peer is reported to the user (DREQ_RCVD), whose disconnect sends the DREP. If both sides send a
 DREQ at once, the user has already agreed, so the DREP is sent without asking again. In TIMEWAIT a DREQ is still
 answered, because the DREP may have been lost, and a late copy of the REQ is rejected as stale and not taken for a new
-one. A DREQ for an unknown connection is answered too, so that the peer can end its side.
+one. A REQ with the same communication id and another transaction id is a new one: the peer has chosen the id again,
+perhaps after a restart. Linux rejects that too. A DREQ for an unknown connection is answered, so that the peer can end
+its side.
 
 **Stale connections.** A REQ or REP that names a peer queue pair which another connection uses (STALE) means that one of
 the two is not real: the peer has restarted, or somebody has forged the message. If the older connection is established,

@@ -12,7 +12,7 @@ _SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(MAX_EXPONEN
 
 def seconds(exponent: int) -> float:
     """The seconds of an exponent, rounded as Linux does: to a power of two of milliseconds."""
-    return _SECONDS[min(MAX_EXPONENT, exponent)]
+    return _SECONDS[min(MAX_EXPONENT, exponent)]  # min() takes longer
 
 
 def ack_timeout(ca_ack_delay: int, packet_life_time: int) -> int:

@@ -525,7 +525,7 @@ class RocePacket:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-# --- the fast path ------------------------------------------------------------------------------------------
+# --- a BTH as plain numbers ------------------------------------------------------------------------------------
 
 
 def peek(data: Buffer) -> tuple[int, int, int, int, int]:

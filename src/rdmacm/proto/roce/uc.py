@@ -41,8 +41,7 @@ from rdmacm.proto.roce.opcodes import (
     TransportService,
 )
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import BTH_HALVES, SOLICITED_EVENT, WORD
-from rdmacm.proto.roce.rc.fast_path import LONGEST_PACKET
+from rdmacm.proto.roce.rc.codes import BTH_HALVES, LONGEST_PACKET, SOLICITED_EVENT, WORD
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
@@ -187,10 +186,6 @@ class UcEngine:
             raise ValueError("the queue pair is not ready to send")
         else:
             self._pending.append(work)
-
-    def try_send(self, work: SendWork, _now: float) -> None:
-        """Queue a request for :meth:`datagrams`, as it completes when it is sent."""
-        self.post_send(work)
 
     def post_recv(self, work: RecvWork) -> None:
         if self.failed:

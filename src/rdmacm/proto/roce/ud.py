@@ -12,6 +12,9 @@ counted by reason:
 - ``no receive``: no receive is posted.
 - ``receive too short``: for the message and the 40 bytes before it. As in rdma_rxe, the receive stays posted; the
   architecture has a completion with LOC_LEN_ERR instead, by which a stranger could use up all receives.
+
+The compiled core (docs/core.md) has each of the two queues as long as it knows everything in it, and what is usual is
+done there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.core import compiled
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT, GRH, GRH_LENGTH
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT
@@ -36,6 +40,18 @@ from rdmacm.work import WC, RecvWork, SendWork
 if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.proto.wire import Buffer
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import UdCore as _Fields
+elif compiled is not None:
+    _Fields = compiled.UdCore
+else:
+
+    class _Fields:
+        """Without the compiled core, all fields are slots."""
+
+        __slots__ = ()
+
 
 __all__ = ["NO_RECEIVE", "OWN_QKEY", "TOO_SHORT", "UdEngine", "UdFlow", "UdSend", "flow_between", "has_room"]
 
@@ -56,6 +72,8 @@ _SENT, _RECV = WCOpcode.SEND, WCOpcode.RECV
 _MAX_GRHS = 64
 #: Reasons of drops for which the owner's function of shared receives answers.
 NO_RECEIVE, TOO_SHORT = "no receive", "receive too short"
+#: Receives that are used in Python at least, until the compiled core is given the queue again.
+_LEAST_PAUSE = 16
 #: Bytes of the shortest packet.
 _LEAST = BTH_DETH_STRUCT.size + ICRC_LENGTH
 
@@ -78,15 +96,20 @@ class UdSend(Generic[R]):
     dest_qpn: int
     qkey: int
 
+    @property
+    def wr_id(self) -> int:
+        """That of its request."""
+        return self.work.wr_id
+
 
 class UdFlow:
     """Where datagrams come from and arrive: packed addresses and the sender's UDP port."""
 
-    __slots__ = ("_destination", "_grhs", "_source", "icrc")
+    __slots__ = ("_grhs", "destination", "icrc", "source")
 
     def __init__(self, source: bytes, destination: bytes, sport: int) -> None:
-        self._source = source
-        self._destination = destination
+        self.source = source
+        self.destination = destination
         self.icrc = icrc_between(source, destination, sport)
         self._grhs: dict[tuple[int, int, tuple[int, int]], memoryview] = {}
 
@@ -100,7 +123,7 @@ class UdFlow:
         if found is None:
             if len(self._grhs) >= _MAX_GRHS:
                 self._grhs.clear()
-            header = GRH.of_packet(self._source, self._destination, length, identification, *ip_fields)
+            header = GRH.of_packet(self.source, self.destination, length, identification, *ip_fields)
             found = self._grhs[key] = memoryview(header.pack())
         return found
 
@@ -111,24 +134,31 @@ def flow_between(source: bytes, destination: bytes, sport: int) -> UdFlow:
     return UdFlow(source, destination, sport)
 
 
-class UdEngine(Generic[R]):
+_FIELDS = (
+    *("_core_pause", "_counters", "_may_use_core", "_pending", "_take_recv", "completed", "core_receives"),
+    *("core_sends", "failed", "is_paused", "is_ready", "max_payload", "psn", "qkey", "qp_num", "recv_queue"),
+    "send_failed",
+)
+
+
+class UdEngine(_Fields, Generic[R]):
     """The protocol of one datagram queue pair, from INIT on. ``R`` is what the owner sends a packet with.
 
     ``take_recv`` takes the next receive of a shared receive queue for a message of a number of bytes, and returns
     NO_RECEIVE or TOO_SHORT if it cannot; None for a queue pair with a receive queue of its own. ``counters`` are the
-    device's.
+    device's. ``may_use_core``: whether the compiled core may have the queues.
     """
 
-    __slots__ = (
-        *("_counters", "_is_paused", "_pending", "_take_recv", "completed", "failed", "is_ready", "max_payload", "psn"),
-        *("qkey", "qp_num", "recv_queue", "send_failed"),
-    )
+    #: Those that the compiled core does not have.
+    __slots__ = tuple(name for name in _FIELDS if name not in getattr(_Fields, "__slots__", ()))
 
     def __init__(
         self,
         qp_num: int,
         counters: EngineCounters,
         take_recv: Callable[[int], RecvWork | str] | None = None,
+        *,
+        may_use_core: bool = compiled is not None,
     ) -> None:
         self.qp_num = qp_num
         self._counters = counters
@@ -148,15 +178,24 @@ class UdEngine(Generic[R]):
         self.send_failed = False
         #: The receives, oldest first, unless there is a shared receive queue.
         self.recv_queue: deque[RecvWork] = deque()
+        #: The datagrams to send, oldest first.
         self._pending: deque[UdSend[R]] = deque()
-        self._is_paused = False
+        #: Whether datagrams wait (:meth:`pause`).
+        self.is_paused = False
+        self._may_use_core = may_use_core
+        #: Whether the compiled core has the datagrams to send, and the receives: those of :attr:`recv_queue` and
+        #: ``_pending`` are none then.
+        self.core_sends = may_use_core
+        self.core_receives = may_use_core and take_recv is None
+        #: Receives that are used before it is given them again. It takes time in proportion to what is posted.
+        self._core_pause = 0
 
     # -- sending --------------------------------------------------------------------------------------
 
     @property
     def has_pending(self) -> bool:
         """Whether :meth:`datagrams` may return something."""
-        return bool(self._pending) and not self._is_paused
+        return not self.is_paused and (bool(self._pending) or (self.core_sends and self.core_pending > 0))
 
     def ready_to_send(self, psn: int) -> None:
         """RTR to RTS; ``psn``: that of the first packet."""
@@ -165,10 +204,19 @@ class UdEngine(Generic[R]):
 
     def post_send(self, send: UdSend[R]) -> None:
         """Queue a datagram. In the error states it completes as flushed."""
+        if self.core_sends:
+            if self.core_post_send(send):
+                return
+            self.end_core_sends()
         if self.failed or self.send_failed:
             self._complete_send(send, _FLUSHED)
         else:
             self._pending.append(send)
+
+    def end_core_sends(self) -> None:
+        """Take the datagrams to send back from the compiled core, until they are sent."""
+        if self.core_sends:
+            self._pending.extend(self.core_end_sends())
 
     def datagrams(self, limit: int, train: int) -> list[tuple[R, list[Buffer], int]]:
         """Return up to ``limit`` packets, as datagrams with their routes; their requests complete.
@@ -176,12 +224,14 @@ class UdEngine(Generic[R]):
         Packets of one length to one place are joined to trains of up to ``train`` bytes; 0: each is by itself. The
         last number of a datagram is the segment size of a train, 0 for a single packet.
         """
+        if self.core_sends:
+            return self.core_build(limit, train, self.completed)
         found: list[tuple[R, list[Buffer], int]] = []
         pending = self._pending
         route: R | None = None
         trains: Trains | None = None
         left = limit
-        while pending and left and not self._is_paused:
+        while pending and left and not self.is_paused:
             send = pending.popleft()
             try:
                 length = send.work.length = total(send.work.segments)
@@ -201,6 +251,8 @@ class UdEngine(Generic[R]):
             self._complete_send(send, _SUCCESS)
         if trains is not None and route is not None:
             found += [(route, *datagram) for datagram in trains.close()]
+        if not pending:
+            self.core_sends = self._may_use_core
         return found
 
     def _header(self, send: UdSend[R], pad: int) -> bytes:
@@ -223,20 +275,41 @@ class UdEngine(Generic[R]):
 
     def pause(self) -> None:
         """RTS to SQD: queue requests, and send none."""
-        self._is_paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
         """SQD or SQE to RTS."""
-        self._is_paused = self.send_failed = False
+        self.is_paused = self.send_failed = False
 
     # -- receiving ------------------------------------------------------------------------------------
 
     def post_recv(self, work: RecvWork) -> None:
         """Queue a receive. In the error state it completes as flushed."""
+        if not (self.core_receives or self.recv_queue or self.failed):
+            self._begin_core_receives()
+        if self.core_receives:
+            if self.core_post_recv(work):
+                return
+            self._end_core_receives()
         if self.failed:
             self._complete_recv(work, _FLUSHED)
         else:
             self.recv_queue.append(work)
+
+    def _begin_core_receives(self) -> None:
+        """Give the receives to the compiled core, if there is one and it knows all of them."""
+        if self._may_use_core and self._take_recv is None:
+            self.core_receives = True
+            if all(map(self.core_post_recv, self.recv_queue)):
+                self.recv_queue.clear()
+            else:
+                self.core_end_receives()
+                self._core_pause = len(self.recv_queue) + _LEAST_PAUSE
+
+    def _end_core_receives(self) -> None:
+        """Take them back."""
+        self.recv_queue.extend(self.core_end_receives())
+        self._core_pause = len(self.recv_queue) + _LEAST_PAUSE
 
     def received(
         self, data: memoryview, segment: int, flow: UdFlow, ip_fields: tuple[int, int] = (0, DEFAULT_HOP_LIMIT)
@@ -246,11 +319,24 @@ class UdEngine(Generic[R]):
         ``ip_fields``: traffic class and hop limit of the IP header. The owner has checked the queue pair number and the
         state. Return how many packets were accepted.
         """
-        if not segment:
+        if self._may_use_core and self._core_pause <= 0 and not (self.core_receives or self.failed):
+            self._begin_core_receives()
+        if not data or not (segment or self.core_receives):
             return self._take(data, flow, ip_fields)
-        accepted = 0
-        for start in range(0, len(data), segment):
-            accepted += self._take(data[start : start + segment], flow, ip_fields)
+        step = segment or len(data)
+        at = accepted = 0
+        while at < len(data):
+            if self.core_receives:
+                taken, count, without_receive = self.core_take(
+                    *(data[at:], segment, flow.source, flow.destination, flow.icrc.base, *ip_fields, self.completed)
+                )
+                at += taken
+                accepted += count
+                if without_receive:
+                    self._counters.dropped[NO_RECEIVE] += without_receive
+            if at < len(data):
+                accepted += self._take(data[at : at + step], flow, ip_fields)
+                at += step
         return accepted
 
     def _take(self, data: memoryview, flow: UdFlow, ip_fields: tuple[int, int]) -> int:
@@ -309,11 +395,17 @@ class UdEngine(Generic[R]):
         """Take the receive for a message of ``length`` bytes; the reason of the drop if there is none."""
         if self._take_recv is not None:
             return self._take_recv(length)
+        if self.core_receives:
+            found = self.core_next_recv(length)
+            if isinstance(found, RecvWork):
+                return found
+            return NO_RECEIVE if found is None else TOO_SHORT
         queue = self.recv_queue
         if not queue:
             return NO_RECEIVE
         if not has_room(queue[0], length):
             return TOO_SHORT
+        self._core_pause -= 1
         return queue.popleft()
 
     def _complete_recv(self, work: RecvWork, status: WCStatus) -> None:
@@ -324,6 +416,9 @@ class UdEngine(Generic[R]):
     def flush(self) -> None:
         """To the error state: everything posted completes as flushed."""
         self.failed = True
+        self.end_core_sends()
+        if self.core_receives:
+            self._end_core_receives()
         self._flush_sends()
         while self.recv_queue:
             self._complete_recv(self.recv_queue.popleft(), _FLUSHED)

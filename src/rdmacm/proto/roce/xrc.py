@@ -29,13 +29,12 @@ from rdmacm.proto.roce.opcodes import (
     TransportService,
 )
 from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
-from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES, NAK_INVALID_REQUEST
+from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES, LONGEST_PACKET, NAK_INVALID_REQUEST
 from rdmacm.proto.roce.rc.failure import fail_receive
-from rdmacm.proto.roce.rc.fast_path import LONGEST_PACKET
 from rdmacm.proto.roce.rc.state import NO_HEADERS
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import Memory, RecvWork, SendWork
+from rdmacm.work import Memory, RecvWork
 
 __all__ = ["SharedQueue", "XrcInitiator", "XrcTarget"]
 
@@ -89,8 +88,8 @@ class _XrcEngine(RcEngine):
     #: By opcode: bytes of its headers, 0 for packets that this end does not accept.
     accepted_lengths: bytes = NO_HEADERS
 
-    def try_send(self, work: SendWork, now: float) -> None:  # noqa: ARG002 (the seam's argument)
-        self.post_send(work)
+    def _begin_core(self) -> None:
+        """The compiled core does not know XRC."""
 
     def received(self, data: memoryview, segment: int, now: float) -> int:
         step = segment or len(data)

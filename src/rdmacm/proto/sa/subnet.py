@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Any, ClassVar, Self
 
-from rdmacm.address import DEFAULT_PKEY, Gid
+from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid
 from rdmacm.proto.layout import Bits, Bytes, Layout, Packed, gid
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.wire import Buffer, WireError
@@ -24,6 +24,7 @@ __all__ = [
     "NodeInfoType",
     "ServiceRecord",
     "service_name_bytes",
+    "service_number",
 ]
 
 #: ``service_lease`` of a service that does not expire.
@@ -56,6 +57,21 @@ def _unpadded(data: Buffer, size: int, kind: str) -> Buffer:
     if not size <= len(data) <= -(-size // 8) * 8:
         raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
     return data[:size]
+
+
+def service_number(text: str) -> int | None:
+    """The number that strtoull(3) with base 0 reads in all of ``text``; None if it is not one."""
+    digits = text.strip().lower().removeprefix("+")
+    sign = digits.startswith("-")
+    digits = digits[sign:]
+    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
+    if not digits[:1].isdigit() or "_" in digits or not digits.isascii():
+        return None
+    try:
+        value = int(digits, base)
+    except ValueError:
+        return None
+    return None if value > ALL_BITS_64 else -value & ALL_BITS_64 if sign else value
 
 
 def service_name_bytes(name: str | bytes) -> bytes:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.progress.runtime import Runtime
+from rdmacm.proto.core import compiled
 from rdmacm.verbs.enums import WC, EventType, WCStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rdmacm.proto._core import CompletionQueue
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents
 
@@ -65,7 +67,7 @@ class SoftChannel:
         cq = self._runtime.drive(self._take, timeout, self._events)
         if cq is None:
             return None
-        cq.waited = True
+        cq.queue.waited = True
         return cq.owner
 
     def fileno(self) -> int:
@@ -85,6 +87,36 @@ class SoftChannel:
                 self._runtime.waiters.wake()
 
 
+class _Completions(deque[WC]):
+    """The completions of a queue, oldest first: ``CompletionQueue`` of the compiled core, in Python."""
+
+    __slots__ = ("limit", "owner", "waited", "watched")
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: See :class:`rdmacm.proto._core.CompletionQueue`. Nothing here reads them but ``waited``.
+        self.waited = self.watched = False
+        self.limit = 0
+        self.owner: object = None
+
+    def poll(self, _count: int) -> None:
+        """Nothing: the caller makes the progress, and takes what there is."""
+
+    def take(self, count: int) -> list[WC]:
+        if count == 1:
+            try:
+                return [self.popleft()]
+            except IndexError:  # another thread has taken it
+                return []
+        return [self.popleft() for _ in range(min(count, len(self)))]
+
+    def drop(self, qp_num: int) -> None:
+        if self and any(wc.qp_num == qp_num for wc in self):
+            kept = [wc for wc in self if wc.qp_num != qp_num]
+            self.clear()
+            self.extend(kept)
+
+
 class SoftCQ:
     """See :class:`rdmacm.verbs.backend.CQBackend`.
 
@@ -96,15 +128,14 @@ class SoftCQ:
         "_armed",
         "_channel",
         "_is_destroyed",
-        "_queue",
+        "_notify",
         "_runtime",
         "_mux",
         "cqe",
-        "notify",
         "async_events",
         "overrun",
         "owner",
-        "waited",
+        "queue",
     )
 
     def __init__(
@@ -114,14 +145,20 @@ class SoftCQ:
         self._mux = mux
         #: Where the queue reports when it is armed.
         self._channel = channel
-        #: The completions that are not polled yet, oldest first.
-        self._queue: deque[WC] = deque()
+        #: The completions that are not polled yet, oldest first. Its ``watched`` says whether :meth:`_reports` wants to
+        #: know of what the compiled core adds, ``waited`` whether a wait has ended with these completions: the next
+        #: poll takes them without sending the pending ACKs.
+        self.queue: CompletionQueue | _Completions
+        if compiled is None or not runtime.is_real_time:
+            self.queue = _Completions()
+        else:
+            self.queue = compiled.CompletionQueue(mux.port, cqe)
+            self.queue.owner = self
         #: 0, or how the queue is armed.
         self._armed = 0
         #: Whether :meth:`destroy` has been called; threads may still wait then.
         self._is_destroyed = False
-        #: Called after completions are added, and after those of a queue pair are dropped.
-        self.notify: Callable[[], None] | None = None
+        self._notify: Callable[[], None] | None = None
         #: Takes CQ_ERR when it has overflowed.
         self.async_events: AsyncEvents | None = None
         #: How many completions it has room for.
@@ -130,48 +167,75 @@ class SoftCQ:
         self.owner = owner
         #: Whether it has overflowed.
         self.overrun = False
-        #: Whether a wait has ended with these completions; the next poll takes them without sending the pending ACKs.
-        self.waited = False
         runtime.use(self)
+
+    @property
+    def notify(self) -> Callable[[], None] | None:
+        """Called after completions are added, and after those of a queue pair are dropped."""
+        return self._notify
+
+    @notify.setter
+    def notify(self, notify: Callable[[], None] | None) -> None:
+        self._notify = notify
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have :meth:`added` called, if anybody wants to know of completions."""
+        self.queue.watched = self._armed != 0 or self._notify is not None
 
     def add(self, found: list[WC]) -> None:
         """Add completions of a queue pair, oldest first."""
         if self.overrun:
             return
-        queue = self._queue
+        queue = self.queue
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
-            self.overrun = True
-            if self.async_events is not None:
-                self.async_events.post(EventType.CQ_ERR)
-            self._mux.cq_failed(self)
+            self._overflow()
         else:
             queue.extend(found)
-        if self._armed and (self._armed == _ANY or self.overrun or any(map(_is_solicited, found))):
-            self._armed = 0
-            if self._channel is not None:
-                self._channel.post(self)
         waiters = self._runtime.waiters
         if waiters.polling:
             waiters.wake()
-        if self.notify is not None:
-            self.notify()
+        if self._armed or self._notify is not None:
+            self._report(any(map(_is_solicited, found)) if self._armed == _SOLICITED else False)
+
+    def added(self, solicited: bool, overrun: bool) -> None:
+        """The compiled core has added completions, perhaps a solicited one, or one more than there was room for."""
+        if overrun and not self.overrun:
+            self._overflow()
+        self._report(solicited)
+
+    def _overflow(self) -> None:
+        self.overrun = True
+        if self.async_events is not None:
+            self.async_events.post(EventType.CQ_ERR)
+        self._mux.cq_failed(self)
+
+    def _report(self, solicited: bool) -> None:
+        if self._armed and (self._armed == _ANY or self.overrun or solicited):
+            self._armed = 0
+            self._watch()
+            if self._channel is not None:
+                self._channel.post(self)
+        if self._notify is not None:
+            self._notify()
 
     def drop(self, qp_num: int) -> None:
         """Remove the completions of a queue pair that is reset or destroyed."""
-        if self._queue and any(wc.qp_num == qp_num for wc in self._queue):
-            kept = [wc for wc in self._queue if wc.qp_num != qp_num]
-            self._queue.clear()
-            self._queue.extend(kept)
-        if self.notify is not None:
+        self.queue.drop(qp_num)
+        if self._notify is not None:
             self._runtime.waiters.wake()
-            self.notify()
+            self._notify()
 
     def poll(self, num_entries: int) -> list[WC]:
-        queue = self._queue
+        queue = self.queue
+        if not self._mux.pending_acks:
+            polled = queue.poll(num_entries)
+            if polled is not None:
+                return polled
         if queue:
-            if self.waited:
-                self.waited = False
+            if queue.waited:
+                queue.waited = False
             else:
                 self._acknowledge()
         else:
@@ -185,18 +249,10 @@ class SoftCQ:
                         hint="a larger completion queue",
                     )
                 return []
-        if num_entries == 1:
-            try:
-                return [queue.popleft()]
-            except IndexError:  # another thread has taken it
-                return []
+        if num_entries == 1 and type(queue) is _Completions:
+            return queue.take(1)
         with self._runtime.lock:
-            count = len(queue)
-            if count <= num_entries:
-                found = [*queue]
-                queue.clear()
-                return found
-            return [queue.popleft() for _ in range(num_entries)]
+            return queue.take(num_entries)
 
     def _acknowledge(self) -> None:
         """Send the ACKs that are pending: this caller takes queued completions and makes no progress."""
@@ -206,34 +262,36 @@ class SoftCQ:
                 self._mux.acknowledge()
 
     def wait(self, timeout: float | None) -> bool:
-        self.waited = self._runtime.drive(self._ready, timeout, self._queue)
-        return self.waited
+        waited = self.queue.waited = self._runtime.drive(self._ready, timeout, self.queue)
+        return waited
 
     def _ready(self) -> bool:
         if self._runtime.abandoned:
             raise cm_error(errno.EBADF, "the completion queue was made before fork(2)", "poll_cq")
         if self._is_destroyed:
             raise cm_error(errno.EBADF, "the completion queue is closed", "wait")
-        return bool(self._queue) or self.overrun
+        return bool(self.queue) or self.overrun
 
     def req_notify(self, solicited_only: bool) -> None:
         with self._runtime.lock:
             # A request for solicited completions does not undo one for any (InfiniBand Architecture 11.4.2.2).
             self._armed = _SOLICITED if solicited_only and self._armed != _ANY else _ANY
+            self._watch()
 
     def resize(self, cqe: int) -> None:
         with self._runtime.lock:
             if self.overrun:
                 raise cm_error(errno.EINVAL, "the queue has overflowed", "resize_cq", hint="a new completion queue")
-            count = len(self._queue)
+            count = len(self.queue)
             if count > cqe:
                 text = f"the queue has {count} completions, and would have room for {cqe}"
                 raise cm_error(errno.EINVAL, text, "resize_cq", hint="poll() them first")
-            self.cqe = cqe
+            self.cqe = self.queue.limit = cqe
 
     def destroy(self) -> None:
         with self._runtime.lock:
-            self._queue.clear()
+            self.queue.clear()
+            self.queue.owner = None
             self._armed = 0
             self._is_destroyed = True
             self._runtime.waiters.wake()

@@ -18,20 +18,27 @@ from rdmacm.address import is_link_local, is_multicast
 from rdmacm.enums import QPState
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_QKEY, QP_STATE
+from rdmacm.proto.core import compiled
 from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
 from rdmacm.soft.device.attributes import named_fields
-from rdmacm.soft.device.requests import refused, send_work
+from rdmacm.soft.device.requests import refused, send_again, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import IpFields, WirePath, WireRoute, group_of
+from rdmacm.soft.wire.udp import UdpWire
+from rdmacm.soft.wire.udp_route import UdpRoute
+from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import AddressHandle
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rdmacm.address import Gid
+    from rdmacm.proto._core import Datagrams, Port, Route
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
@@ -48,9 +55,36 @@ _NO_IP_FIELDS = IpFields()
 _MAX_FLOWS = 256
 
 
+def _datagram_again(
+    wr_id: int,
+    opcode: int,
+    segments: Sequence[memoryview],
+    silent: bool,
+    solicited: bool,
+    imm: int,
+    owner: tuple[WireRoute, Icrc],
+    dest_qpn: int,
+    qkey: int,
+) -> UdSend[WireRoute]:
+    """The engine's datagram of one that the compiled core has made of the user's request by itself."""
+    work = send_again(wr_id, opcode, segments, silent, solicited, 0, 0)
+    work.imm = imm
+    return UdSend(work, *owner, dest_qpn, qkey)
+
+
+if compiled is not None:
+    compiled.configure_datagrams(_datagram_again, AH)
+
+
+def _scope_of(source: SocketAddress, destination: bytes) -> int:
+    """The interface index of a sender to a link-local address; else 0."""
+    return source[3] if len(source) == 4 and is_link_local(destination) else 0
+
+
 class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
     """A datagram queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
+    core: Datagrams | None
     __slots__ = ("_find_mtu", "_flows", "_groups", "_ifindex", "_is_own", "_routes")
 
     def __init__(
@@ -82,6 +116,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._mux.runtime.lock:
+            self._leave_core()
             before, bits = self.state, mask.value
             state = QPState(attr.qp_state) if bits & QP_STATE else before
             if state is _RESET:
@@ -100,6 +135,8 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                 if log.enabled:
                     self._log_change(before, "modify_qp")
                 self._enter(state, kept)
+            elif self._engine is not None and self._engine.has_pending:
+                self._mux.send_now(self, self._mux.runtime.clock())
 
     def advance(self, state: QPState) -> None:
         """From RESET to RTS through the states before it, or to one of these, with the values of :attr:`attr`.
@@ -157,8 +194,11 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         with mux.runtime.lock:
             if self.state < _RTS:
                 raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
+            if self.core is not None:
+                self._settle()
             if self._sends + len(wrs) > self._cap.max_send_wr:
                 mux.progress()  # what waits for its turn to be sent makes room
+                self._settle()
             engine = self._engine or self._start_engine()
             try:
                 for wr in wrs:
@@ -173,6 +213,8 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     self._complete(engine.completed)
                 if engine.has_pending:
                     mux.send_now(self, mux.runtime.clock())
+            if self.core is None and mux.port is not None:
+                self._join_core(mux.port)
 
     def _check_send(self, wr: SendWR) -> None:
         self._datagram(wr, self._engine or self._start_engine())
@@ -205,6 +247,12 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         path = WirePath(local, remote, ifindex if is_link_local(remote) or is_multicast(remote) else 0)
         route = self._mux.route(path, gr.traffic_class, gr.hop_limit if gr.hop_limit > 1 else 0)
         found = self._routes[ah] = route, icrc_between(local, remote, route.source_port)
+        port = self._mux.port
+        if port is not None and isinstance(ah, AH) and not is_multicast(remote):
+            assert isinstance(route, UdpRoute)
+            if route.core is None:
+                route.core = self._core_route(port, route, found)
+            ah.core_route = route.core
         return found
 
     def transmit(self, _now: float, limit: int) -> int:
@@ -232,6 +280,11 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             self._mux.dropped["address"] += 1
         else:
             self._take(data, segment, flow)
+            if self._mux.port is not None:
+                if self.core is None:
+                    self._join_core(self._mux.port)
+                if self.core is not None:
+                    self.core.add_address(destination, _scope_of(source, destination))
 
     def received_from_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
         """Process a packet of a multicast group that it is attached to (:func:`rdmacm.soft.wire.base.group_key`)."""
@@ -254,8 +307,8 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
 
     def _new_flow(self, source: SocketAddress, destination: bytes) -> UdFlow | None:
         """The flow of a sender; None if the destination is not an address of this device."""
-        scope_id = source[3] if len(source) == 4 and is_link_local(destination) else 0
-        return self._add_flow(source, destination, destination) if self._is_own(destination, scope_id) else None
+        is_own = self._is_own(destination, _scope_of(source, destination))
+        return self._add_flow(source, destination, destination) if is_own else None
 
     def _add_flow(self, source: SocketAddress, key: bytes, destination: bytes) -> UdFlow:
         if len(self._flows) >= _MAX_FLOWS:
@@ -273,6 +326,38 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         srq.take()
         self._recvs += 1
         return work
+
+    # -- the compiled core ----------------------------------------------------------------------------
+
+    def _core_route(self, port: Port, route: UdpRoute, owner: tuple[WireRoute, Icrc]) -> Route:
+        """A route as the compiled core has it."""
+        assert compiled is not None
+        path, train = route.path, 0 if route.no_trains else self._mux.train
+        made: Route = compiled.Route(
+            *(port, owner, owner[1].base, path.remote, route.address[1], path.scope_id, [*route.control], train)
+        )
+        return made
+
+    def _join_core(self, port: Port) -> None:
+        """Let the compiled core do what is usual, from its sockets to the completion queues."""
+        engine, wire, regions = self._engine, self._mux.wire, self._table.core_regions
+        if self.state is not _RTS or self._srq is not None or not (port.is_enabled and self._mux.opened):
+            return
+        if engine is None or engine.has_pending or regions is None:
+            return
+        assert isinstance(wire, UdpWire)
+        self.core = compiled.Datagrams(  # type: ignore[union-attr]
+            *(port, engine, self, self._pd, regions, self._send_cq.queue, self._recv_cq.queue, wire.own_filenos()),
+            self._core_limits(),
+        )
+        self._serve(port)
+
+    def _leave_core(self) -> None:
+        engine = self._engine
+        if self.core is not None:
+            super()._leave_core()
+            if engine is not None:
+                engine.end_core_sends()  # it knows how to send what was posted there directly
 
     # -- multicast ------------------------------------------------------------------------------------
 

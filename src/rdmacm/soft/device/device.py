@@ -6,7 +6,7 @@ import errno
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rdmacm import log
 from rdmacm.errors import cm_error
@@ -26,6 +26,7 @@ from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
 from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
+from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, MWType, PortState, QPType
 
 if TYPE_CHECKING:
@@ -108,10 +109,13 @@ class SoftDevice:
     ) -> None:
         #: The device's name when it was opened.
         self.name = device.name
+        #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
+        self.transport_type = device.transport_type
         #: There are no interrupts that could be spread.
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.checks_tables = False
         self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr
@@ -142,6 +146,11 @@ class SoftDevice:
         #: How often its port went down.
         self._link_downed = 0
 
+    @property
+    def attr_ex(self) -> DeviceAttrEx:
+        """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
+        return DeviceAttrEx.of(self.attr)
+
     def changed(self, before: Device, now: Device | None) -> None:
         """The device has changed, or with None was removed: report that to every context. The lock is held."""
         if now is None:
@@ -165,6 +174,7 @@ class SoftDevice:
     def query_counters(self) -> dict[str, int]:
         """See :meth:`rdmacm.verbs.backend.DeviceBackend.query_counters`."""
         with self._runtime.lock:
+            self._mux.see_port()
             return hw_counters(self._engine_counters, self._link_downed)
 
     def identify(self, device: Device) -> None:
@@ -201,6 +211,10 @@ class SoftDevice:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
             return self._memory.register(pd, view, access)
+
+    def reg_dmabuf_mr(self, *_: object) -> NoReturn:
+        """A software device accesses memory of the process only."""
+        raise cm_error(errno.EOPNOTSUPP, "the device has no regions of dma-bufs", "reg_dmabuf_mr", self.name)
 
     def alloc_mw(self, pd: object, mw_type: MWType) -> SoftMW:
         with self._runtime.lock:

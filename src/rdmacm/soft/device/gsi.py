@@ -24,7 +24,7 @@ from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, Wi
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sized
+    from collections.abc import Callable, Hashable
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
@@ -60,9 +60,6 @@ class GsiCarrier(Protocol):
 
     @property
     def opened(self) -> bool: ...
-
-    @property
-    def pending_acks(self) -> Sized: ...
 
     def open(self) -> None: ...
 
@@ -150,18 +147,16 @@ class RoceGsi:
         self._sources.clear()
 
     def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
-        """Send a MAD of 256 bytes to a peer's connection manager; False if it was lost at once."""
+        """Send a MAD of 256 bytes to a peer's connection manager; False if it was lost at once. The lock is held."""
         mux = self._mux
-        with mux.runtime.lock:
-            if not mux.opened:
-                mux.open()
-            if mux.pending_acks:  # a peer gets its ACKs before it is told that the connection ends
-                mux.acknowledge()
-            route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
-            self._psn = (self._psn + 1) & PSN_MASK
-            headers = BTH_DETH_STRUCT.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)
-            crc = crc32(mad, crc32(headers, start))
-            return mux.wire.send(route, (headers, mad, ICRC_STRUCT.pack(crc)))
+        if not mux.opened:
+            mux.open()
+        mux.acknowledge()  # a peer gets its ACKs before it is told that the connection ends
+        route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
+        self._psn = (self._psn + 1) & PSN_MASK
+        headers = BTH_DETH_STRUCT.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)
+        crc = crc32(mad, crc32(headers, start))
+        return mux.wire.send(route, (headers, mad, ICRC_STRUCT.pack(crc)))
 
     def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, int]:
         if len(self._routes) >= _MAX_PEERS:

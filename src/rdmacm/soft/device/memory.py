@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import errno
 import random
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.plainints import (
@@ -24,17 +23,19 @@ from rdmacm.plainints import (
     ACCESS_REMOTE_WRITE,
     ACCESS_ZERO_BASED,
 )
-from rdmacm.soft.device.freed import FreedNumbers
+from rdmacm.proto.core import compiled
+from rdmacm.proto.freed import FreedNumbers
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
-from rdmacm.verbs.buffers import Buffer, byte_view
+from rdmacm.verbs.buffers import Buffer, address_of, byte_view
 from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import SGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from rdmacm.enums import AccessFlag
+    from rdmacm.proto._core import Regions
 
 __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
 
@@ -70,44 +71,6 @@ def _check_access(access: int, step: str) -> None:
         raise cm_error(errno.EOPNOTSUPP, text, step, hint="access without ON_DEMAND and HUGETLB")
 
 
-@cache
-def _address_of() -> Callable[[memoryview], int]:
-    """The function that returns a buffer's address. It needs ctypes, which takes long to import."""
-    import ctypes
-
-    class PyBuffer(ctypes.Structure):
-        """``Py_buffer`` of CPython's stable ABI; only its first field is read."""
-
-        _fields_ = (
-            ("buf", ctypes.c_void_p),
-            ("obj", ctypes.c_void_p),
-            ("len", ctypes.c_ssize_t),
-            ("itemsize", ctypes.c_ssize_t),
-            ("readonly", ctypes.c_int),
-            ("ndim", ctypes.c_int),
-            ("format", ctypes.c_char_p),
-            ("shape", ctypes.c_void_p),
-            ("strides", ctypes.c_void_p),
-            ("suboffsets", ctypes.c_void_p),
-            ("internal", ctypes.c_void_p),
-        )
-
-    get: Any = ctypes.pythonapi.PyObject_GetBuffer
-    get.argtypes = (ctypes.py_object, ctypes.POINTER(PyBuffer), ctypes.c_int)
-    release: Any = ctypes.pythonapi.PyBuffer_Release
-    release.argtypes = (ctypes.POINTER(PyBuffer),)
-
-    def address(view: memoryview) -> int:
-        found = PyBuffer()
-        get(view, ctypes.byref(found), 0)
-        try:
-            return found.buf or 0
-        finally:
-            release(ctypes.byref(found))
-
-    return address
-
-
 class SoftMR:
     """A memory region; implements :class:`rdmacm.verbs.backend.MRBackend`."""
 
@@ -121,7 +84,7 @@ class SoftMR:
         #: Bits of ``AccessFlag``.
         self.access = access
         #: Address and length of the buffer, in bytes.
-        self.addr = _address_of()(view)
+        self.addr = address_of(view)
         self.length = len(view)
         self.lkey = self.rkey = key
         #: Memory windows that are bound to it.
@@ -135,9 +98,10 @@ class SoftMR:
             if pd is not None:
                 self.pd = pd
             if view is not None:
-                self.view, self.addr, self.length = view, _address_of()(view), len(view)
+                self.view, self.addr, self.length = view, address_of(view), len(view)
             if access is not None:
                 self.access = int(access)
+            self._table.update(self)
 
     def dereg(self) -> None:
         """Revoke the keys and let go of the buffer. Requests that were posted keep their own hold on it."""
@@ -160,6 +124,8 @@ class MemoryTable:
         #: For the methods of regions and windows that the API calls.
         self.lock = lock
         self._regions: dict[int, SoftMR] = {}
+        #: The same for the compiled core; None without it.
+        self.core_regions = compiled.Regions() if compiled is not None else None
         #: By the upper 24 bits of their keys.
         self._windows: dict[int, SoftMW] = {}
         #: The keys that were revoked last.
@@ -187,7 +153,16 @@ class MemoryTable:
         while not key or self._is_known(key) or key >> 8 in self._windows or key >> 8 in self._freed_windows:
             key = self._random.getrandbits(32)
         region = self._regions[key] = SoftMR(self, pd, view, int(access), key)
+        self.update(region)
         return region
+
+    def update(self, region: SoftMR) -> None:
+        """Tell the compiled core what a region is now. It asks the table about the keys that it does not find."""
+        core = self.core_regions
+        if core is not None:
+            core.remove(region.lkey)
+            if region.length:
+                core.add(region.lkey, region.addr, region.view, region.access, region.pd)
 
     def _is_known(self, key: int) -> bool:
         """Whether a key is that of a region, or of one that was deregistered last."""
@@ -219,6 +194,8 @@ class MemoryTable:
         """Revoke a region's keys."""
         if self._regions.pop(region.lkey, None) is not None:
             self._freed.add(region.lkey)
+            if self.core_regions is not None:
+                self.core_regions.remove(region.lkey)
             region.view = memoryview(b"")
 
     def local(self, pd: object, lkey: int, address: int, length: int, write: bool) -> memoryview | None:
@@ -305,24 +282,30 @@ class RemoteMemory:
     It stands for the queue pair, to which windows of type 2 are bound.
     """
 
-    __slots__ = ("_pd", "_table")
+    __slots__ = ("_table", "pd")
 
     def __init__(self, table: MemoryTable, pd: object) -> None:
         self._table = table
-        self._pd = pd
+        #: The protection domain.
+        self.pd = pd
+
+    @property
+    def regions(self) -> Regions | None:
+        """The regions as the compiled core has them; None without it."""
+        return self._table.core_regions
 
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
-        return self._table.remote(self._pd, rkey, address, length, int(access), self)
+        return self._table.remote(self.pd, rkey, address, length, int(access), self)
 
     def permits(self, rkey: int, access: AccessFlag) -> bool:
-        return self._table.permits(self._pd, rkey, int(access))
+        return self._table.permits(self.pd, rkey, int(access))
 
     def invalidate(self, rkey: int) -> bool:
-        return self._table.invalidate(self._pd, self, rkey)
+        return self._table.invalidate(self.pd, self, rkey)
 
     def bind(self, bind: object) -> bool:
         assert isinstance(bind, Bind)
-        return self._table.bind(self._pd, self, bind)
+        return self._table.bind(self.pd, self, bind)
 
     def close(self) -> None:
         """The queue pair is reset or destroyed."""

@@ -17,19 +17,23 @@ from __future__ import annotations
 import errno
 import struct
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, cast
 
 from rdmacm import log
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import RdmaError, cm_error, errno_name
+from rdmacm.proto.core import compiled
+from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.soft.device.freed import FreedNumbers
 from rdmacm.soft.device.groups import Groups
 from rdmacm.soft.device.gsi import RoceGsi
+from rdmacm.soft.device.mixed_trains import parts_of_train
+from rdmacm.soft.device.multiplexed import GroupQP, MultiplexedQP
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, QPN_BITS
+from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.timerheap import LazyTimerHeap
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
+    from rdmacm.proto._core import Lock, Port
     from rdmacm.proto.engine import EngineFactory
 
 __all__ = ["MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
@@ -58,53 +63,15 @@ _MAX_TIMERS = 256
 #: Routes to peers that are kept.
 _MAX_ROUTES = 256
 
+#: What the compiled core counts beside errnos (``Port.take_counts``).
+_COUNTS = {-1: "no_room", -2: "trains_cut"}
+#: That of packets which were dropped.
+_DROPPED = -3
+#: Of the events of a connection of the core: Python has to send.
+_TURN_WANTED = 2
+
 _WORD = struct.Struct("!I")
 _QPN_MASK = 0xFFFFFF
-
-
-class MultiplexedQP(Protocol):
-    """A queue pair as the multiplexer uses it. All methods are called under the runtime's lock."""
-
-    #: Set by :meth:`QPMultiplexer.attach`.
-    qp_num: int
-
-    def received(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
-        """Process a packet that has the queue pair's number, or with ``segment`` > 0 a train of such packets.
-
-        Nothing else about it is checked.
-        """
-
-    def transmit(self, now: float, limit: int) -> int:
-        """Send up to ``limit`` packets, and :meth:`QPMultiplexer.schedule` the deadline that follows.
-
-        Return how many packets were sent: ``limit`` or more if there may be others left.
-        """
-
-    @property
-    def deadline(self) -> float | None:
-        """When :meth:`timer` has to be called; None for never."""
-
-    def timer(self, now: float) -> None:
-        """The deadline has come."""
-
-    def ask_peer(self) -> Hashable:
-        """Send the peer a packet that it answers and that has no other effect.
-
-        Return a value that changes with every packet from the peer; None if there is no connected peer.
-        """
-
-    def cq_failed(self, cq: object) -> None:
-        """A completion queue has overflowed: to the error state if it is one of this queue pair's."""
-
-    def abort(self) -> None:
-        """Its engine has raised an exception: to the error state, and use the engine no more."""
-
-
-class GroupQP(MultiplexedQP, Protocol):
-    """A queue pair that may be attached to multicast groups."""
-
-    def received_from_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
-        """Process a packet of a group that it is attached to (:func:`rdmacm.soft.wire.base.group_key`)."""
 
 
 class QPMultiplexer:
@@ -130,10 +97,13 @@ class QPMultiplexer:
         self.opened = False
         #: How many bytes of packets a train may have, 0 if trains cannot be sent.
         self.train = 0
-        #: Whether ACKs may be deferred: a thread sends them soon if the application does not call again.
-        self.may_defer_acks = False
-        #: How often an ACK was deferred, or would have been if it were allowed.
-        self.deferrals = 0
+        #: The wire's sockets as the compiled core reads them; None without it, and for other wires.
+        self.port: Port | None = None
+        if compiled is not None and runtime.is_real_time and isinstance(wire, UdpWire):
+            lock = cast("Lock", runtime.lock)
+            self.port = wire.core_port = compiled.Port(lock, self.see_port, runtime.waiters.polling)
+        self._may_defer_acks = False
+        self._deferrals = 0
         #: The queue pairs that have an ACK to send, and nothing else. It may wait for a moment.
         self.pending_acks: dict[MultiplexedQP, None] = {}
         #: Whether packets or timers are being processed: queue pairs that want to send wait for their turn.
@@ -154,6 +124,27 @@ class QPMultiplexer:
         self._calls: list[float] = []
         #: By path, traffic class and hop limit.
         self._routes: dict[tuple[WirePath, int, int], WireRoute] = {}
+
+    @property
+    def may_defer_acks(self) -> bool:
+        """Whether ACKs may be deferred: a thread sends them soon if the application does not call again."""
+        return self._may_defer_acks
+
+    @may_defer_acks.setter
+    def may_defer_acks(self, may: bool) -> None:
+        self._may_defer_acks = may
+        if self.port is not None:
+            self.port.may_defer_acks = may
+
+    @property
+    def deferrals(self) -> int:
+        """How often an ACK was deferred, or would have been if it were allowed."""
+        return self._deferrals if self.port is None else self._deferrals + self.port.deferrals
+
+    @property
+    def progress_count(self) -> int:
+        """Counts the calls that have made progress."""
+        return self.runtime.progress_count if self.port is None else self.runtime.progress_count + self.port.calls
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -180,6 +171,9 @@ class QPMultiplexer:
         with self.runtime.lock:
             self.acknowledge()
             self.opened = False
+            if self.port is not None:
+                self.port.acknowledge()
+                self.port.close()
             self.gsi.close()
             self.groups.clear()
             self._send_queue.clear()
@@ -194,6 +188,8 @@ class QPMultiplexer:
     def abandon(self) -> None:
         """In a child of fork(2): let go of what is the parent's."""
         self.opened = False
+        if self.port is not None:
+            self.port.abandon()
         self.pending_acks.clear()
         self._qps.clear()
         self.groups.clear()
@@ -207,6 +203,13 @@ class QPMultiplexer:
         """Descriptors that poll readable when there is something to receive."""
         return self.wire.filenos() if self.opened else ()
 
+    def background_filenos(self, fds: Sequence[int]) -> Sequence[int]:
+        """Of the provider's descriptors those for a background thread: without what the core's thread serves."""
+        if self.port is None or not self.port.is_served or not isinstance(self.wire, UdpWire):
+            return fds
+        mine = self.wire.filenos()
+        return *(fd for fd in fds if fd not in mine), *self.wire.background_filenos()
+
     # -- queue pairs ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -214,7 +217,8 @@ class QPMultiplexer:
 
     def attach(self, qp: MultiplexedQP) -> None:
         """Give a queue pair its number. ENOMEM if there are too many."""
-        self.open()
+        if not self.opened:
+            self.open()
         now = self.runtime.clock()
         if self._numbers_left() <= 0:
             self._sweep(now)
@@ -251,22 +255,24 @@ class QPMultiplexer:
 
     def detach(self, qp: MultiplexedQP) -> None:
         """Forget a queue pair. Its number is free after a number of others, unless it is held for longer."""
-        if self._qps.get(qp.qp_num) is not qp:
+        qpn = qp.qp_num
+        if self._qps.get(qpn) is not qp:
             return
-        del self._qps[qp.qp_num]
-        self._freed.add(qp.qp_num)
-        self._send_queue.pop(qp, None)
-        self.pending_acks.pop(qp, None)
-        self._timers.discard(qp.qp_num)
+        del self._qps[qpn]
+        self._freed.add(qpn)
+        if self._send_queue:
+            self._send_queue.pop(qp, None)
+        if self.pending_acks:
+            self.pending_acks.pop(qp, None)
+        self._timers.discard(qpn)
 
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give a number to no queue pair before ``until``: packets of its last connection may still arrive."""
-        with self.runtime.lock:
-            held = self._held
-            if held.get(qpn, 0.0) < until:
-                held[qpn] = until
-                if len(held) >= self._sweep_at:
-                    self._sweep(self.runtime.clock())
+        held = self._held
+        if held.get(qpn, 0.0) < until:
+            held[qpn] = until
+            if len(held) >= self._sweep_at:
+                self._sweep(self.runtime.clock())
 
     def _sweep(self, now: float) -> None:
         """Remove the held numbers whose time is over. Half of the numbers are looked at in vain, at most."""
@@ -295,43 +301,57 @@ class QPMultiplexer:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def progress(self, result_queue: Sized = (), skip_poll: bool = False) -> bool:
+    def progress(self, result_queue: Sized = (), skip_poll: bool = False, now: float | None = None) -> bool:
         """Receive, call timers and send, a bounded amount of each. Return whether there was anything to do.
 
         ``result_queue`` is the caller's: once it is not empty, return and defer ACKs to the next call, so that the peer
         gets the answer to its message before the ACK. ``skip_poll`` is :meth:`Wire.receive`'s.
+        ``now``: the time, if the caller has just read the clock.
         """
         with self.runtime.lock:
             if not self.opened or self._is_processing:
                 return False
+            port = self.port
             if self.pending_acks:
                 self.acknowledge()
+            taken = 0
+            if port is not None:
+                port.acknowledge()
+                taken = port.taken
             try:
                 found = self.wire.receive(skip_poll)
             except Exception as error:
                 self.runtime.errors.report("wire", "some packets are lost", error)
                 found = ()
+            is_busy = False
+            if port is not None:
+                is_busy = port.take_turns() or port.taken != taken
+                port.end_turn(result_queue)
+                self.see_port()
             timers, send_queue = self._timers, self._send_queue
             if not found and not timers and not send_queue:
-                return False
-            now = self.runtime.clock()
+                return is_busy
+            if now is None:
+                now = self.runtime.clock()
             if found:
                 self._dispatch(found, now)
                 if self.pending_acks:
                     if result_queue:
-                        self.deferrals += 1
+                        self._deferrals += 1
                     if not (result_queue and self.may_defer_acks):
                         self.acknowledge()
             elif not send_queue and timers.earliest > now:
-                return False
+                return is_busy
             if send_queue or timers.earliest <= now:
                 self._call_timers_and_send(now)
             return True
 
     def _dispatch(self, found: Sequence[Received], now: float) -> None:
         """Deliver what was received, each packet to its queue pair."""
-        qps = self._qps
+        qps, port = self._qps, self.port
         self._is_processing = True
+        if port is not None:
+            port.is_processing = True
         try:
             for data, segment, source, destination in found:
                 if not segment and len(data) >= SHORTEST_PACKET:
@@ -350,15 +370,51 @@ class QPMultiplexer:
                     self.acknowledge()  # the sender of a train has more, and its window must not close
         finally:
             self._is_processing = False
+            if port is not None:
+                port.is_processing = False
 
     def _call_timers_and_send(self, now: float) -> None:
+        port = self.port
         self._is_processing = True
+        if port is not None:
+            port.is_processing = True
         try:
             self._call_timers(now)
             self._take_turns(now)
         finally:
             self._is_processing = False
+            if port is not None:
+                port.is_processing = False
         self._request_call()
+
+    def see_port(self) -> None:
+        """Do what the compiled core leaves to Python."""
+        port = self.port
+        if port is None:
+            return
+        if self.runtime.waiters.polling:
+            self.runtime.waiters.wake()
+        for reason, count in port.take_counts():
+            if reason == _DROPPED:
+                self.dropped["packet"] += count
+            else:
+                self.wire.counters[_COUNTS.get(reason) or errno_name(reason)] += count
+        for qp, events, deadline, counts in port.take_events():
+            if counts:
+                qp.count(counts)
+            if deadline is not None:
+                self.schedule(qp, deadline)
+            if events & _TURN_WANTED:
+                self.ready(qp)
+        for cq, solicited, overrun in port.take_added():
+            cq.added(solicited, overrun)
+        if not self._is_processing:
+            if port.has_arrivals:
+                self.progress()
+            if self._send_queue:
+                self._take_turns(self.runtime.clock())
+            if self._send_queue or port.has_ready:
+                self._request_call()
 
     def engine_raised(self, qp: MultiplexedQP, error: BaseException) -> None:
         """End a queue pair whose engine has raised. Raises the error again unless it is an Exception."""
@@ -394,8 +450,7 @@ class QPMultiplexer:
             self.ready(qp)
             self._take_turns(now)
             self._request_call()
-        if self.pending_acks:
-            self.acknowledge()
+        self.acknowledge()
 
     def defer_ack(self, qp: MultiplexedQP) -> None:
         """A queue pair has an ACK to send, and nothing else."""
@@ -403,6 +458,8 @@ class QPMultiplexer:
 
     def acknowledge(self) -> None:
         """Send the ACKs that were deferred."""
+        if self.port is not None:
+            self.port.acknowledge()
         pending = self.pending_acks
         if pending:
             now = self.runtime.clock()
@@ -416,10 +473,6 @@ class QPMultiplexer:
     def ready(self, qp: MultiplexedQP) -> None:
         """A queue pair may have something to send: let it wait for its turn."""
         self._send_queue[qp] = None
-
-    def is_send_queued(self, qp: MultiplexedQP) -> bool:
-        """Whether a queue pair waits for its turn to send."""
-        return qp in self._send_queue
 
     def _take_turns(self, now: float) -> None:
         send_queue, left = self._send_queue, _MAX_SENT
@@ -463,7 +516,7 @@ class QPMultiplexer:
 
     def _request_call(self) -> None:
         """Request a call in time for the next turn or timer."""
-        if self._send_queue:
+        if self._send_queue or (self.port is not None and self.port.has_ready):
             when = self.runtime.clock()
         elif self._timers:
             when = self._timers.earliest
@@ -496,16 +549,8 @@ class QPMultiplexer:
         if segment < SHORTEST_PACKET:
             self.dropped["short"] += 1
             return
-        if _is_for_one(data, segment):
-            self._deliver(data, segment, source, destination, now)
-            return
-        start, before = 0, data[5:8]
-        for position in range(segment, size, segment):
-            qpn = data[position + 5 : position + 8]
-            if qpn != before:
-                self._deliver(data[start:position], segment, source, destination, now)
-                start, before = position, qpn
-        self._deliver(data[start:], segment, source, destination, now)
+        for part in parts_of_train(data, segment):
+            self._deliver(part, segment, source, destination, now)
 
     def _deliver(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
         """Deliver a packet or a train for one queue pair."""
@@ -544,17 +589,3 @@ class QPMultiplexer:
             self.gsi.received(data, source, destination, now)
         except Exception as error:
             self.runtime.errors.report("gsi", "a management datagram is lost", error)
-
-
-def _is_for_one(train: memoryview, segment: int) -> bool:
-    """Whether all packets of a train are for one queue pair."""
-    if not (segment | len(train)) & 3:  # as of every sender that follows the specification
-        column = train.cast("I")[1 :: segment >> 2].tobytes()
-        if column == column[:4] * (len(column) >> 2):
-            return True
-    return all(_is_same(train[byte::segment]) for byte in (5, 6, 7))
-
-
-def _is_same(column: memoryview) -> bool:
-    values = column.tobytes()
-    return values.count(values[0]) == len(values)

@@ -11,6 +11,7 @@ its turn, as in hardware: the engine gets a buffer that cannot be accessed.
 from __future__ import annotations
 
 import errno
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING
 
 from rdmacm import log
@@ -24,12 +25,15 @@ from rdmacm.plainints import (
     QP_MIN_RNR_TIMER,
     QP_STATE,
 )
+from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import WirePath
+from rdmacm.soft.wire.udp import UdpWire
+from rdmacm.soft.wire.udp_route import UdpRoute
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.work import RecvWork, SendWork
@@ -37,6 +41,7 @@ from rdmacm.work import RecvWork, SendWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from rdmacm.proto._core import Connection, Port
     from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
@@ -55,6 +60,7 @@ class SoftQP(WorkQueues["QPEngine"]):
     :class:`rdmacm.soft.device.unreliable_queue_pair.SoftUcQP` is what an unreliable one has of its own.
     """
 
+    core: Connection | None
     __slots__ = ("_destination", "_drain_reported", "_established", "_memory", "_route", "_source", "on_comm_est")
 
     def __init__(
@@ -91,6 +97,7 @@ class SoftQP(WorkQueues["QPEngine"]):
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._mux.runtime.lock:
             self._mux.acknowledge()
+            self._leave_core()
             before = self.state
             bits = mask.value
             state = QPState(attr.qp_state) if bits & QP_STATE else before
@@ -236,6 +243,7 @@ class SoftQP(WorkQueues["QPEngine"]):
     def _use_route(self, route: WireRoute) -> None:
         self._route = route
         self._source = None
+        self._leave_core()
         if self._engine is not None:
             self._set_engine_route(self._engine, route)
 
@@ -252,11 +260,11 @@ class SoftQP(WorkQueues["QPEngine"]):
     def post_send(self, wrs: list[SendWR]) -> None:
         mux = self._mux
         with mux.runtime.lock:
+            if self.core is not None:
+                self._settle()
             if self._sends + len(wrs) > self._cap.max_send_wr:
                 mux.progress()  # an ACK that has arrived may make room
-            if len(wrs) == 1 and self.state is _RTS and mux.opened and not mux.is_send_queued(self):
-                self._send(wrs[0])
-                return
+                self._settle()
             if self.state < _RTS:
                 raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             engine = self._start_engine()
@@ -273,28 +281,6 @@ class SoftQP(WorkQueues["QPEngine"]):
                     self._after(engine)
                 else:
                     mux.send_now(self, mux.runtime.clock())
-
-    def _send(self, wr: SendWR) -> None:
-        """Post a single request while no other queue pair waits for its turn to send: a small one leaves at once."""
-        engine, route = self._engine or self._start_engine(), self._route
-        assert route is not None
-        work = self._work(wr)
-        mux = self._mux
-        now = mux.runtime.clock()
-        try:
-            packet = engine.try_send(work, now)
-        except BaseException as error:
-            raise self._post_raised(wr, error, "post_send") from error
-        self._sends += 1
-        if packet is None:
-            mux.send_now(self, now)
-            return
-        mux.wire.send(route, packet)
-        deadline = engine.deadline
-        if deadline is not None:
-            mux.schedule(self, deadline)
-        if mux.pending_acks:
-            mux.acknowledge()
 
     def _work(self, wr: SendWR) -> SendWork:
         """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
@@ -355,11 +341,36 @@ class SoftQP(WorkQueues["QPEngine"]):
         if to_send == NOTHING:
             deadline = engine.deadline
             if deadline is not None:
-                self._mux.schedule(self, deadline)
+                self._schedule(deadline)
         elif to_send == ACK_ONLY:
             self._mux.defer_ack(self)
         else:
             self._mux.ready(self)
+        if self.core is None and self._established and self._mux.port is not None:
+            self._join_core(self._mux.port, engine)
+
+    def _join_core(self, port: Port, engine: QPEngine) -> None:
+        """Let the compiled core do what is usual, from its sockets to the completion queues."""
+        route, source, wire = self._route, self._source, self._mux.wire
+        if not getattr(engine, "usual", False) or self.state is not _RTS or source is None or not port.is_enabled:
+            return
+        assert isinstance(wire, UdpWire)
+        assert isinstance(route, UdpRoute)
+        fd = wire.fileno_for(route)
+        if fd < 0:
+            return
+        family = AF_INET6 if route.is_ipv6 else AF_INET
+        remote = inet_pton(family, source[0].partition("%")[0]), source[1], source[3] if len(source) == 4 else 0
+        train = 0 if route.no_trains else self._mux.train
+        self.core = compiled.Connection(  # type: ignore[union-attr]
+            *(port, engine, self, self._send_cq.queue, self._recv_cq.queue),
+            (*remote, self._destination),
+            (fd, wire.port, route.path.scope_id, [*route.control], train),
+            self._core_limits(),
+        )
+        if engine.deadline is not None:
+            self._schedule(engine.deadline)
+        self._serve(port)
 
     def _accept_from(self, source: SocketAddress, destination: bytes) -> bool:
         """Whether packets between these addresses may be the peer's; if so, the engine expects them."""
@@ -390,8 +401,13 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._after(engine)
         deadline = engine.deadline
         if deadline is not None:
-            mux.schedule(self, deadline)
+            self._schedule(deadline)
         return sent
+
+    def _schedule(self, deadline: float) -> None:
+        self._mux.schedule(self, deadline)
+        if self.core is not None:
+            self.core.see_timer()
 
     def ask_peer(self) -> Hashable:
         route = self._route
@@ -405,7 +421,10 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     @property
     def deadline(self) -> float | None:
-        return self._engine.deadline if self._engine is not None else None
+        deadline = self._engine.deadline if self._engine is not None else None
+        if deadline is None and self.core is not None:
+            self.core.has_timer = False
+        return deadline
 
     def timer(self, now: float) -> None:
         if self._engine is not None:

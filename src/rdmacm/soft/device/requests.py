@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
+from rdmacm.proto.core import compiled
 from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.verbs.buffers import byte_view
-from rdmacm.verbs.wr import SGE
-from rdmacm.work import SendWork
+from rdmacm.verbs.pd import MR
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdmacm.soft.device.memory import MemoryTable
-    from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["MAX_MESSAGE", "UnsignaledWrId", "refused", "send_work"]
+__all__ = ["MAX_MESSAGE", "UnsignaledWrId", "refused", "send_again", "send_work"]
 
 #: The longest message, in bytes (``max_msg_sz``).
 MAX_MESSAGE = 1 << 31
@@ -88,6 +89,19 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
     if opcode is WROpcode.FLUSH:
         work.flush = wr.flush_length, wr.flush_type, wr.flush_level
     return work
+
+
+def send_again(
+    wr_id: int, opcode: int, segments: Sequence[memoryview], silent: bool, solicited: bool, remote_addr: int, rkey: int
+) -> SendWork:
+    """The engine's request of one that the compiled core has made of the user's by itself."""
+    number = UnsignaledWrId(wr_id) if silent else wr_id
+    return SendWork(number, _OPCODES[opcode], segments, True, solicited, False, remote_addr, rkey)
+
+
+if compiled is not None:
+    compiled.configure_works(send_again, RecvWork, UnsignaledWrId)
+    compiled.configure_requests(SendWR, RecvWR, SGE, MR)
 
 
 def _bind(wr: SendWR) -> Bind:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from rdmacm.address import Gid
+    from rdmacm.proto._core import Connection, Datagrams, Port
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
@@ -78,7 +79,7 @@ class WorkQueues(Generic[E]):
 
     __slots__ = (
         *("_attr", "_cap", "_closed", "_counters", "_engine", "_find_source", "_mux", "_pd", "_recv_cq", "_recvs"),
-        *("_send_cq", "_sends", "_signal_all", "_srq", "_table", "async_events", "qp_num", "state"),
+        *("_send_cq", "_sends", "_signal_all", "_srq", "_table", "async_events", "core", "qp_num", "state"),
     )
 
     #: None until there is a work request or a packet.
@@ -113,6 +114,8 @@ class WorkQueues(Generic[E]):
         self._srq = srq
         #: Set by the multiplexer.
         self.qp_num = 0
+        #: See :class:`rdmacm.verbs.backend.QPBackend`.
+        self.core: Connection | Datagrams | None = None
         #: Whether it was destroyed.
         self._closed = False
         #: Takes its asynchronous events.
@@ -190,8 +193,7 @@ class WorkQueues(Generic[E]):
     def fail(self) -> None:
         """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
         with self._mux.runtime.lock:
-            if self._mux.pending_acks:
-                self._mux.acknowledge()
+            self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 try:
                     self._fail("the connection has ended")
@@ -201,6 +203,7 @@ class WorkQueues(Generic[E]):
     def _fail(self, why: str) -> None:
         """To the error state: everything posted completes, in order."""
         engine = self._engine
+        self._leave_core()
         if log.enabled and self.state is not _ERR:
             self._log_change(self.state, why, _ERR)
         self.state = _ERR
@@ -214,6 +217,7 @@ class WorkQueues(Generic[E]):
     def abort(self) -> None:
         """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
         engine, self._engine = self._engine, None
+        self._leave_core()
         was_failed = self.state is _ERR
         if self.state is not _RESET:
             if log.enabled and not was_failed:
@@ -233,6 +237,7 @@ class WorkQueues(Generic[E]):
 
     def _reset(self) -> None:
         """Forget everything posted, and the completions that were not polled."""
+        self._leave_core()
         self._enter_reset()
         self._drop_completions()
 
@@ -250,9 +255,9 @@ class WorkQueues(Generic[E]):
 
     def destroy(self) -> None:
         with self._mux.runtime.lock:
-            if self._mux.pending_acks:
-                self._mux.acknowledge()
+            self._mux.acknowledge()
             self._closed = True
+            self._leave_core()
             self._reset()
             self._mux.detach(self)
 
@@ -267,10 +272,13 @@ class WorkQueues(Generic[E]):
 
     def post_send_all(self, wrs: list[SendWR]) -> None:
         with self._mux.runtime.lock:
+            if self.core is not None:
+                self._settle()
             if len(wrs) > 1:
                 most = self._cap.max_send_wr
                 if self._sends + len(wrs) > most:
                     self._mux.progress()  # an ACK that has arrived may make room
+                    self._settle()
                     if self._sends + len(wrs) > most:
                         first = wrs[max(0, most - self._sends)]
                         raise refused(first, errno.ENOMEM, f"the send queue holds {most} requests", "post_send")
@@ -285,6 +293,8 @@ class WorkQueues(Generic[E]):
             if self._srq is not None:
                 raise refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
             engine = self._engine or self._start_engine()
+            if self.core is not None:
+                self._settle()
             most = self._cap.max_recv_wr
             try:
                 for wr in wrs:
@@ -340,6 +350,39 @@ class WorkQueues(Generic[E]):
         if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
             self._fail("a completion queue has overflowed")
             self._report(EventType.QP_FATAL)
+
+    # -- the compiled core ----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Count what the compiled core has posted and completed."""
+        if self.core is not None:
+            sends, recvs = self.core.take_changes()
+            self._sends += sends
+            self._recvs += recvs
+
+    def count(self, counts: list[tuple[str, str, int]]) -> None:
+        """Add what the compiled core has counted."""
+        self._counters.add(counts)
+
+    def _core_limits(self) -> tuple[int, int, int, bool, bool, bool]:
+        """What the compiled core has to know of requests that are posted to it (``Connection``, ``sizes``)."""
+        cap = self._cap
+        sizes = cap.max_send_wr, cap.max_recv_wr, cap.max_inline_data
+        return *sizes, cap.max_send_sge > 0, cap.max_recv_sge > 0, self._signal_all
+
+    def _serve(self, port: Port) -> None:
+        """Have the core's thread serve the peers, once a queue pair has joined."""
+        if port.serve():
+            self._mux.runtime.driver.deadlines_changed()  # the helper leaves some descriptors to that thread
+
+    def _leave_core(self) -> None:
+        """Have everything done in Python, until :meth:`_join_core`."""
+        core = self.core
+        if core is not None:
+            self._settle()
+            self._counters.add(core.take_counts())
+            self.core = None
+            core.detach()
 
     def _report(self, event: EventType) -> None:
         if self.async_events is not None:

@@ -17,8 +17,9 @@ from rdmacm.address import Gid
 from rdmacm.errors import cm_error
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR
+from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.device import GidEntry
-from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag
+from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, TransportType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,9 +124,11 @@ class IbDevice:
 
     def __init__(self, name: str, node_guid: int = 0) -> None:
         self.name = name
+        self.transport_type = TransportType.IB
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.checks_tables = False
         self.default_xrcds: list[Any] = []
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
@@ -140,6 +143,11 @@ class IbDevice:
             **dict.fromkeys(("max_qp", "max_cq", "max_mr", "max_srq", "max_res_rd_atom"), 0),
         )
 
+    @property
+    def attr_ex(self) -> DeviceAttrEx:
+        """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
+        return DeviceAttrEx.of(self.attr)
+
     def _refuse(self, *_: object) -> NoReturn:
         raise cm_error(
             errno.EOPNOTSUPP,
@@ -149,5 +157,5 @@ class IbDevice:
             "a queue pair of your own, named by ConnParam(qp_num=...)",
         )
 
-    query_counters = reg_mr = alloc_mw = create_channel = create_async_queue = _refuse
+    query_counters = reg_mr = reg_dmabuf_mr = alloc_mw = create_channel = create_async_queue = _refuse
     create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse

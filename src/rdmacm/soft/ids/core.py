@@ -173,7 +173,7 @@ class IdCore:
             self._log_event(kind, status, message)
         owner = self.owner()
         if owner is not None:
-            self.queue.post(QueuedEvent(owner, kind, status, 0, explain, message, param, None, join))
+            self.queue.add(QueuedEvent(owner, kind, status, 0, explain, message, param, None, join))
 
     def _log_event(self, kind: CmEventType, status: int, message: str) -> None:
         text = str(self)
@@ -198,7 +198,7 @@ class IdCore:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         owner = self.owner()
         if owner is not None:
-            self.queue.post(PendingRequest(owner, take))
+            self.queue.add(PendingRequest(owner, take))
 
     def note(self, step: str, started: int, result: object) -> None:
         """Record a step that began at ``started`` (perf_counter_ns); it replaces an earlier step of that name."""
@@ -213,9 +213,8 @@ class IdCore:
             if self.port_view is not None:
                 self.host.detach(self, self.port_view)
             self.port_view = view
-            self.host.attach(self, view)
-            self.verbs = self.host.context_of(view)
-            self.port_num = view.port_num
+            self.verbs = self.host.attach(self, view)
+            self.port_num = view.port.port_num
         self.sgid, self.gid_index = row.gid, row.gid_index
         self.pkey = pkey
 

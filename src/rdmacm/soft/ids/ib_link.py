@@ -36,16 +36,15 @@ from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
-from rdmacm.soft.ids.request import path_of_request
+from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from rdmacm.ib.registration import Registration
     from rdmacm.multicast import GroupJoin
+    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
@@ -308,9 +307,9 @@ class IbLink:
     # -- the passive side -----------------------------------------------------------------------------
 
     def check_request(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
     ) -> Refusal | None:
-        found = self._fit(request, header, cm)
+        found = self._fit(event.request, header_of(event.request) if has_header else None, cm)
         return None if isinstance(found, _Fit) else found
 
     def _fit(self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, cm: ConnectionManager) -> _Fit | Refusal:
@@ -337,11 +336,12 @@ class IbLink:
         return _Fit(view, row, mtu, dgid, *addresses)
 
     def accept_request(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
     ) -> Refusal | None:
         core, subnet = self._id, self._id.host.ib.subnet_with(cm)
+        request, path = event.request, event.path
         assert isinstance(path, IbPath) and subnet is not None
-        found = self._fit(request, header, cm)
+        found = self._fit(request, header_of(request) if has_header else None, cm)
         if not isinstance(found, _Fit):
             return found
         view, pkey = found.view, request.partition_key
@@ -402,6 +402,8 @@ class IbLink:
         return broadcast_gid(core.pkey)
 
     # -- for the connector ----------------------------------------------------------------------------
+
+    is_software = False
 
     @property
     def cm(self) -> ConnectionManager:

@@ -39,7 +39,6 @@ from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
 from rdmacm.soft.ids.qp_attributes import accepted_qkey, attributes_of, fill_initial
-from rdmacm.soft.ids.request import header_of
 from rdmacm.soft.ids.roce_link import RoceLink
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.device import GidEntry
@@ -273,7 +272,7 @@ class SoftId(IdCore):
             self.queue = queue
             if owner is not None:
                 for event in old.take_all(owner):
-                    queue.post(event)
+                    queue.add(event)
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         if after is None:
@@ -421,19 +420,17 @@ class SoftId(IdCore):
     def check_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         link = self.link
-        if (self.host.ib.subnet_with(cm) is None) is not isinstance(link, RoceLink):  # that of a wildcard listener
+        if (cm is self.host.cm) is not isinstance(link, RoceLink):  # that of a wildcard listener
             link = _infiniband_link(self)
-        header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
-        return link.check_request(event.request, header, event.path, cm)
+        return link.check_request(event, isinstance(self.local_addr, InetAddr), cm)
 
     def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
         try:
-            if self.host.ib.subnet_with(cm) is not None:
+            if cm is not self.host.cm:
                 child.link = _infiniband_link(child)
-            header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
-            refusal = child.link.accept_request(event.request, header, event.path, cm)
+            refusal = child.link.accept_request(event, isinstance(self.local_addr, InetAddr), cm)
             owner = self.owner()
             if refusal is not None or owner is None:
                 self.queue.ids.pop(child, None)
@@ -513,12 +510,13 @@ class SoftId(IdCore):
                 self.qp = self._soft_qp = self._datagram_qp = None
                 return
             backend = qp.backend
-            assert isinstance(backend, SoftQP | SoftUdQP)
-            fill_initial(self, self.link, self.connector, backend.attr)
             if isinstance(backend, SoftUdQP):
+                fill_initial(self, self.link, self.connector, backend.attr)
                 backend.advance(QPState.RTS)
                 self.qp, self._datagram_qp = qp, backend
                 return
+            assert isinstance(backend, SoftQP)
+            fill_initial(self, self.link, self.connector, backend.attr)
             backend.advance(QPState.INIT)
             backend.on_comm_est = self._data_arrived
             self.qp, self._soft_qp = qp, backend

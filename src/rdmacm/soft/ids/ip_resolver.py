@@ -11,7 +11,7 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import Address, InetAddr
+from rdmacm.address import Address, InetAddr, is_link_local
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
@@ -48,17 +48,16 @@ class IpResolver:
 
     def bind(self, address: Address) -> InetAddr:
         assert isinstance(address, InetAddr)
-        core = self._id
-        if address.is_link_local and not address.scope_id:
-            raise Failure(errno.EINVAL, "bind", "a link-local address needs a scope", f"{address.host}%INTERFACE")
-        specific = not address.is_any
-        if specific:
+        core, is_any = self._id, address.is_any
+        if not is_any:
+            if address.is_link_local and not address.scope_id:
+                raise Failure(errno.EINVAL, "bind", "a link-local address needs a scope", f"{address.host}%INTERFACE")
             self._bind_device(address)
         afonly = core.options.afonly
         if afonly is None:
             afonly = address.family == AF_INET or bool(core.host.network.setting("net/ipv6/bindv6only", 0)[0])
         family, ip, port, flowinfo, scope_id = address
-        port = core.take_port(core.port_space, port, family, ip, address.link, not specific, afonly)
+        port = core.take_port(core.port_space, port, family, ip, address.link, is_any, afonly)
         return InetAddr(family, ip, port, flowinfo, scope_id)
 
     def _bind_device(self, address: InetAddr) -> None:
@@ -167,8 +166,8 @@ class IpResolver:
         self._attach(found.view, found.row)
         core.dgid = dgid
         if local.is_any:
-            source = InetAddr(local.family, found.source, local.port, 0, 0)
-            core.local_addr = source._replace(scope_id=found.row.ndev_ifindex) if source.is_link_local else source
+            scope_id = found.row.ndev_ifindex if is_link_local(found.source) else 0
+            core.local_addr = InetAddr(local.family, found.source, local.port, 0, scope_id)
         core.move(Trigger.ADDR_DONE)
         core.post(CmEventType.ADDR_RESOLVED)
 
@@ -231,7 +230,7 @@ class IpResolver:
             self._id.post(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, text)
 
     def stop(self) -> None:
-        if self._lookup is not None:
+        if self._lookup is not None and self._id.host.neighbours.waiting:
             self._id.host.neighbours.remove(self, self._lookup)
 
     def _post_failure(self, lookup: Lookup, failure: Failure) -> None:

@@ -17,8 +17,7 @@ from rdmacm.address import Address
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
-from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
-from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.cm.messages import Path
 from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rdmacm.errors import RdmaError
     from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
+    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
 
@@ -106,16 +106,16 @@ class Link(Protocol):
         """Cancel every query and withdraw every service, without an event."""
 
     def check_request(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
     ) -> Refusal | None:
-        """The reason and the additional information of a REJ if a request does not fit this host, else None.
+        """The reason and the additional information of a REJ if a request to ``cm`` does not fit this host, else None.
 
-        ``header`` has the IP addresses of the request; None for a request between AF_IB addresses. ``path`` is where
-        ``cm`` received it from.
+        ``has_header``: the private data may begin with the IP addresses; they do not in a request between AF_IB
+        addresses.
         """
 
     def accept_request(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
     ) -> Refusal | None:
         """Set addresses, port, GIDs and path from a request, which makes this id the passive side.
 
@@ -135,6 +135,9 @@ class Link(Protocol):
         """The Q_Key of a datagram id that the application gives none; EADDRNOTAVAIL if it is not known yet."""
 
     # -- for the connector ----------------------------------------------------------------------------
+
+    #: Whether the port is one of a software device, which carries FLUSH.
+    is_software: bool
 
     @property
     def cm(self) -> ConnectionManager:

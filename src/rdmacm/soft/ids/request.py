@@ -5,9 +5,8 @@ from __future__ import annotations
 from rdmacm.address import Gid
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ
-from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader
+from rdmacm.proto.cm.private_data import HEADER_SIZE, IP_VERSIONS, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.wire import WireError
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import Mtu
 
@@ -16,11 +15,10 @@ __all__ = ["header_of", "param_of_request", "path_of_request"]
 
 def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
     """The rdma_cm header in the private data, with the IP addresses; None for a request between AF_IB addresses."""
-    try:
-        header = PrivateDataHeader.unpack(request.private_data)
-    except WireError:
+    data = request.private_data
+    if len(data) < HEADER_SIZE or data[1] >> 4 not in IP_VERSIONS:
         return None
-    return header if header.family is not None else None
+    return PrivateDataHeader.unpack(data)
 
 
 def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam | UdParam:
@@ -28,15 +26,15 @@ def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam | U
     user = request.private_data[HEADER_SIZE:] if has_header else request.private_data
     if isinstance(request, SIDR_REQ):
         return UdParam(user, AHAttr(), 0, 0)  # it does not say which queue pair asks
-    return ConnParam(
-        private_data=user,
-        responder_resources=request.initiator_depth,
-        initiator_depth=request.responder_resources,
-        flow_control=int(request.end_to_end_flow_control),
-        retry_count=request.retry_count,
-        rnr_retry_count=request.rnr_retry_count,
-        srq=int(request.srq),
-        qp_num=request.local_qpn,
+    return ConnParam(  # by position, which takes less time
+        user,
+        request.initiator_depth,
+        request.responder_resources,
+        int(request.end_to_end_flow_control),
+        request.retry_count,
+        request.rnr_retry_count,
+        int(request.srq),
+        request.local_qpn,
     )
 
 

@@ -15,25 +15,24 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
-from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
+from rdmacm.proto.cm.messages import REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.sa import PathRecord
-from rdmacm.resolution.hosts import PortView, RocePortView
+from rdmacm.resolution.hosts import HostView, PortView, RocePortView
 from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
 from rdmacm.soft.ids.core import IdCore, explain_failure
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
-from rdmacm.soft.ids.request import path_of_request
+from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from rdmacm.multicast import GroupJoin
+    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
 
@@ -45,8 +44,11 @@ _DEFAULT_HOP_LIMIT = 64
 
 
 class _Fit(NamedTuple):
-    """Where a request arrived: the port, the row of its GID table, and its MTU."""
+    """Where a request arrived: the port, the row of its GID table, and its MTU; as of one view of the host."""
 
+    host: HostView
+    #: The IP addresses of the request; None for a request between AF_IB addresses.
+    header: PrivateDataHeader | None
     view: PortView
     row: GidEntry
     mtu: Mtu
@@ -55,10 +57,14 @@ class _Fit(NamedTuple):
 class RoceLink:
     """See :class:`rdmacm.soft.ids.link.Link`."""
 
-    __slots__ = ("_groups", "_id")
+    __slots__ = ("_groups", "_id", "cm")
+
+    is_software = True
 
     def __init__(self, core: IdCore) -> None:
         self._id = core
+        #: See :class:`rdmacm.soft.ids.link.Link`.
+        self.cm = core.host.cm
         #: The group and the interface of each join that receives; None until the first.
         self._groups: dict[GroupJoin, tuple[bytes, int]] | None = None
 
@@ -115,8 +121,9 @@ class RoceLink:
 
     def stop(self) -> None:
         """Leave the multicast groups. A route takes no time."""
-        for join in list(self._groups or ()):
-            self.leave_multicast(join)
+        if self._groups:
+            for join in list(self._groups):
+                self.leave_multicast(join)
 
     # -- multicast ------------------------------------------------------------------------------------
 
@@ -150,46 +157,56 @@ class RoceLink:
             self._id.host.mux.groups.leave(*member)
 
     def check_request(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
     ) -> Refusal | None:
-        found = self._fit(request, header, path)
-        return None if isinstance(found, _Fit) else found
+        found = self._fit(event, has_header)
+        if not isinstance(found, _Fit):
+            return found
+        event.finding = found
+        return None
 
-    def _fit(self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable) -> _Fit | Refusal:
+    def _fit(self, event: ConnectRequest | SidrRequest, has_header: bool) -> _Fit | Refusal:
         """The local port of a request. Refuses one that names other addresses than those it was sent between.
 
         Replies go to the source of the request, and data to the GID in it. If the two could differ, a forged REQ would
         send the data of this host to any other.
         """
+        request, path = event.request, event.path
         assert isinstance(path, WirePath)
-        host = self._id.host
+        local = path.local
         if isinstance(request, REQ):
             primary = request.primary
-            if primary.remote_gid.ip != path.local or primary.local_gid.ip != path.remote:
-                return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
-        if header is not None and (header.source, header.destination) != (path.remote, path.local):
+            if primary.remote_gid.ip != local or primary.local_gid.ip != path.remote:
+                return RejectReason.INVALID_GID, bytes(Gid.from_ip(local))
+        header = header_of(request) if has_header else None
+        if header is not None and (header.source, header.destination) != (path.remote, local):
             return RejectReason.CONSUMER_DEFINED, b""
-        found = host.last_view().find_addresses(path.local, path.scope_id)
+        host = self._id.host.last_view()
+        found = host.find_addresses(local, path.scope_id)
         if not found:  # the address may have been added since
-            found = host.view().find_addresses(path.local, path.scope_id)
+            host = self._id.host.view()
+            found = host.find_addresses(local, path.scope_id)
         is_default_partition = not (request.partition_key ^ DEFAULT_PKEY) & 0x7FFF
         if not found or not is_default_partition:
-            return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
+            return RejectReason.INVALID_GID, bytes(Gid.from_ip(local))
         view, row, _ = found[0]
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        return _Fit(view, row, mtu)
+        return _Fit(host, header, view, row, mtu)
 
     def accept_request(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
     ) -> Refusal | None:
+        core, request, path = self._id, event.request, event.path
         assert isinstance(path, WirePath)
-        core = self._id
-        found = self._fit(request, header, path)
-        if not isinstance(found, _Fit):
-            return found
-        view, row, mtu = found
+        found = event.finding
+        if not isinstance(found, _Fit) or found.host is not core.host.last_view():  # the host has changed since
+            again = self._fit(event, has_header)
+            if not isinstance(again, _Fit):
+                return again
+            found = again
+        _, header, view, row, mtu = found
         core.dgid = request.primary.local_gid if isinstance(request, REQ) else Gid.from_ip(path.remote)
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
@@ -210,10 +227,6 @@ class RoceLink:
         return UDP_QKEY
 
     # -- for the connector ----------------------------------------------------------------------------
-
-    @property
-    def cm(self) -> ConnectionManager:
-        return self._id.host.cm
 
     def cm_path(self) -> WirePath:
         core = self._id

@@ -55,6 +55,7 @@ SERVICE_ID = _LOCAL_ID + 8
 _COM_MGT = int(MgmtClass.COM_MGT)
 _REQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x17, 0x18
 _LAST_ATTRIBUTE = 0x1A
+_REQUESTS = (_REQ, _SIDR_REQ)
 
 _SO_ATTACH_REUSEPORT_CBPF = 51
 
@@ -64,10 +65,6 @@ def qpn_of(packet: Buffer) -> int:
     return packet[_QPN + 1] << 16 | packet[_QPN + 2] << 8 | packet[_QPN + 3]
 
 
-def _slot_of_id(packet: Buffer, offset: int) -> int:
-    return packet[offset] << 4 | packet[offset + 1] >> 4
-
-
 def slot_of(packet: Buffer) -> int:
     """The slot of the process that a packet is for. The packet has a BTH."""
     if packet[_QPN + 3] != GSI_QPN or packet[_QPN + 2] or packet[_QPN + 1]:
@@ -75,23 +72,27 @@ def slot_of(packet: Buffer) -> int:
     if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
         return 0
     attribute = packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
-    if attribute == _SIDR_REP:
-        return _slot_of_id(packet, _LOCAL_ID)  # the request id, which the requester chose
-    if _REQ < attribute <= _LAST_ATTRIBUTE and attribute != _SIDR_REQ:
-        return _slot_of_id(packet, _REMOTE_ID)
-    return 0
+    if not _REQ < attribute <= _LAST_ATTRIBUTE or attribute == _SIDR_REQ:
+        return 0
+    # Of a SIDR_REP, the request id, which the requester chose.
+    offset = _LOCAL_ID if attribute == _SIDR_REP else _REMOTE_ID
+    return packet[offset] << 4 | packet[offset + 1] >> 4
 
 
 def is_request(packet: Buffer) -> bool:
     """Whether a packet is a request for a service id: a REQ or SIDR_REQ."""
-    if len(packet) < SERVICE_ID + 8 or qpn_of(packet) != GSI_QPN or packet[_CLASS] != _COM_MGT:
-        return False
-    return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1] in (_REQ, _SIDR_REQ)
+    return (
+        len(packet) >= SERVICE_ID + 8
+        and packet[_CLASS] == _COM_MGT
+        and packet[_ATTRIBUTE + 1] in _REQUESTS
+        and not packet[_ATTRIBUTE]
+        and qpn_of(packet) == GSI_QPN
+    )
 
 
 def slot_of_sender(request: Buffer) -> int:
     """The slot of the process that has sent a request (:func:`is_request`)."""
-    return _slot_of_id(request, _LOCAL_ID)
+    return request[_LOCAL_ID] << 4 | request[_LOCAL_ID + 1] >> 4
 
 
 def shift_of(group: bytes) -> int:

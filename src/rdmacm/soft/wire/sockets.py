@@ -321,15 +321,11 @@ def bind_error(code: int, port: int) -> RdmaError:
         return cm_error(code, f"the port cannot be bound ({os.strerror(code)})", "open_device", where)
     for family in FAMILIES:
         for _, user, inode in _listed(family, port):
-            if not inode:
-                return cm_error(
-                    code,
-                    "the port is in use by the kernel itself (rdma_rxe)",
-                    "open_device",
-                    where,
-                    hint="`rdma link delete` for the rxe devices of this network namespace",
-                )
-            pid = _owner(inode)
+            pid = _owner(inode) if inode else 0
+            if not pid and user == 0:  # the kernel's sockets are root's, and in no process
+                text = "the port is in use by the kernel itself (rdma_rxe), or by a process of root that is not shown"
+                hint = "the provider kernel, or 'rdma link delete' for the devices of type rxe; 'rdma link' shows them"
+                return cm_error(code, text, "open_device", where, hint)
             who = f"{process_text(pid)} of user {user}" if pid else f"a process of user {user}"
             return cm_error(code, f"the port is in use by {who}", "open_device", where, hint="end that process")
     return cm_error(code, "the port is in use by another process", "open_device", where, hint="`ss -uanp` shows it")

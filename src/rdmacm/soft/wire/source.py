@@ -17,7 +17,7 @@ _BURST, _RATE = 256, 4000
 class Source:
     """A socket to receive from."""
 
-    __slots__ = ("end", "info", "is_gsi", "recent", "recvmsg_into", "start")
+    __slots__ = ("end", "fd", "info", "is_gsi", "recent", "recvmsg_into", "start")
 
     def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
         #: Whether it is one of slot 0, where management datagrams arrive.
@@ -25,6 +25,7 @@ class Source:
         #: The source itself, if packets for queue pairs arrive there.
         self.recent = None if is_gsi else self
         self.recvmsg_into = sock.recvmsg_into
+        self.fd = sock.fileno()
         # The ancillary message with the local address, and where in it that is: of in_pktinfo the address in the
         # packet's header, which the ICRC covers.
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]

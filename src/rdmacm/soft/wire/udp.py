@@ -29,7 +29,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from socket import AF_INET, AF_INET6
 from typing import cast
 
 from rdmacm.errors import cm_error, errno_name
@@ -37,10 +36,11 @@ from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered, group_of
+from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.groups import GroupSockets, GroupSource
 from rdmacm.soft.wire.listeners import Listeners
+from rdmacm.soft.wire.pollers import Pollers
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
 from rdmacm.soft.wire.slot_filter import (
     MAX_SLOT,
@@ -52,7 +52,7 @@ from rdmacm.soft.wire.slot_filter import (
     slot_of_sender,
 )
 from rdmacm.soft.wire.source import RequestRate, Source
-from rdmacm.soft.wire.udp_sender import LONGEST, UNREACHABLE, UdpSender
+from rdmacm.soft.wire.udp_sender import LONGEST, UNREACHABLE
 
 __all__ = ["UdpWire"]
 
@@ -77,7 +77,7 @@ _REPORTS = 32
 _READ_AGAIN = 4
 
 
-class UdpWire(UdpSender):
+class UdpWire(Pollers):
     """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.base.Wire`.
 
     The namespace is that of the thread that calls :meth:`open`. All other calls have to come from threads in it too,
@@ -109,9 +109,6 @@ class UdpWire(UdpSender):
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         #: Whether trains are wanted.
         self._trains = trains
-        #: What reads each descriptor of the poller; the poller is None while the wire is closed.
-        self._readers: dict[int, Callable[[list[Received]], None]] = {}
-        self._poller: select.epoll | select.poll | None = None
         #: The UDP sockets among the descriptors of the poller.
         self._watched_sockets: dict[int, socket.socket] = {}
         #: Descriptors of slot 0's sockets, where all requests arrive. They are in the poller, and also in the other one
@@ -125,6 +122,8 @@ class UdpWire(UdpSender):
         #: See :meth:`report_ip_fields`.
         self._reports_ip_fields = False
         self._used = 0
+        #: Datagrams that the compiled core has read in it.
+        self._core_read = 0
         #: Calls of receive(), and how many of the latest in a row found something.
         self._calls = 0
         self._busy_calls = 0
@@ -148,9 +147,8 @@ class UdpWire(UdpSender):
             raise cm_error(
                 errno.ENOSYS, "this system does not report the destination address of a datagram", "open_device"
             )
-        # One call for all descriptors takes a quarter of the time that reading an empty socket takes.
-        self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
         try:
+            self._open_pollers()
             self._join()
         except BaseException:
             self.close()
@@ -204,6 +202,8 @@ class UdpWire(UdpSender):
     def _add_data_socket(self, sock: socket.socket | None) -> None:
         if sock is not None:
             self._watch_socket(sock, Source(sock, False))
+            if self.core_port is not None:
+                self.core_port.add_source(sock.fileno())
             if sockets.set_trains(sock, self._trains):
                 self._train_bytes = LONGEST
 
@@ -218,14 +218,9 @@ class UdpWire(UdpSender):
             raise sockets.bind_error(error.errno or errno.EIO, self.port) from error
         return opened
 
-    def _watch(self, fd: int, reader: Callable[[list[Received]], None]) -> None:
-        assert self._poller is not None
-        self._readers[fd] = reader
-        self._poller.register(fd, select.POLLIN)
-
     def _watch_socket(self, sock: socket.socket, source: Source) -> None:
         self._watched_sockets[sock.fileno()] = sock
-        self._watch(sock.fileno(), partial(self._read, source))
+        self._watch(sock.fileno(), partial(self._read, source), not source.is_gsi)
         if self._reports_ip_fields:
             sockets.report_ip_fields(sock)
 
@@ -236,25 +231,16 @@ class UdpWire(UdpSender):
             for sock in self._watched_sockets.values():
                 sockets.report_ip_fields(sock)
 
-    def _unwatch(self, fd: int) -> None:
-        if self._poller is not None:
-            del self._readers[fd]
-            self._poller.unregister(fd)
-
     def close(self) -> None:
         if self._poller is None:
             return
-        # The poller is closed first, and with its descriptors: after fork(2) both processes share its list of them.
-        if hasattr(self._poller, "close"):
-            self._poller.close()
-        self._poller = None
+        self._close_pollers()
         self._recent = None
         if self._request_poller is not None:
             self._request_poller.close()
             self._request_poller = None
         self._leaves_requests = False
         self._gsi.clear()
-        self._readers.clear()
         self._watched_sockets.clear()
         self._listeners.close()
         self._groups.close()
@@ -274,11 +260,6 @@ class UdpWire(UdpSender):
     def abandon(self) -> None:
         """See :meth:`Wire.abandon`. A new wire may be opened in the child."""
         self.close()
-
-    def filenos(self) -> Sequence[int]:
-        if self._poller is None:
-            return ()
-        return (self._poller.fileno(),) if hasattr(self._poller, "fileno") else tuple(self._readers)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -304,7 +285,9 @@ class UdpWire(UdpSender):
             self._leaves_requests = leave
             assert self._poller is not None
             for fd in self._gsi:
-                self._poller.modify(fd, 0 if leave else select.POLLIN)  # errors are always reported
+                for poller in (self._poller, self._others):
+                    if poller is not None:
+                        poller.modify(fd, 0 if leave else select.POLLIN)  # errors are always reported
                 if leave:
                     self._request_poller.register(fd, select.POLLIN)
                 else:
@@ -374,17 +357,20 @@ class UdpWire(UdpSender):
         if self._poller is None:
             return ()
         found: list[Received] = []
-        self._used = 0
+        self._used = self._core_read = 0
         self._calls += 1
+        if self.core_port is not None and self.core_port.has_arrivals:
+            self._take_arrivals(found)
+            return found
         if self._recent is not None and self._calls % _POLL_INTERVAL:
             # The next packet probably arrives where the last one did: reading there is faster than a poll.
             self._read(self._recent, found)
-            if not self._used:
+            if not self._used and not self._core_read:
                 self._busy_calls = 0
                 if skip_poll:
                     return ()
                 self._recent = None
-        if not self._used:
+        if not self._used and not self._core_read:
             ready = self._poller.poll(0)
             if not ready:
                 self._busy_calls = 0
@@ -404,7 +390,7 @@ class UdpWire(UdpSender):
                     if fd in self._gsi and not self._request_rate.permits(self._used - before):
                         self._leave_requests(True)
         self._busy_calls += 1
-        if self.tap is not None:
+        if self._tap is not None:
             for received in found:
                 self._tap_incoming(*received)
         return found
@@ -413,6 +399,13 @@ class UdpWire(UdpSender):
         return one[0] in self._gsi
 
     def _read(self, source: Source, found: list[Received]) -> None:
+        if self.core_port is not None and self.core_port.is_active and not source.is_gsi:
+            count = self.core_port.receive(source.fd)
+            if count:
+                self._core_read += count
+                self._recent = source.recent
+                self._take_arrivals(found)
+            return
         # Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
         # coming: a lone message is answered sooner.
         begin, alone, errors = self._used, True, 0
@@ -459,22 +452,32 @@ class UdpWire(UdpSender):
             data = view[:size]
             if hold is not None and hold(data, remote, local):
                 continue
-            received = data, segment, remote, local
-            if self._group is None:
+            if not segment and data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own:
+                found.append((data, 0, remote, local))
+            else:
+                self._sort((data, segment, remote, local), words, found)
+
+    def _sort(self, received: Received, words: memoryview, found: list[Received]) -> None:
+        """Keep what is for this process, and forward the rest. ``words`` are the data and perhaps more."""
+        data, segment = received[:2]
+        if self._group is None:
+            found.append(received)
+        elif segment:
+            # Nearly all trains are for one queue pair: the word with its number is the same in all packets.
+            column = words[1 : len(data) >> 2 : segment >> 2].tobytes()
+            if (
+                not segment & 3
+                and column == column[:4] * (len(column) >> 2)
+                and column[1] << 4 | column[2] >> 4 in self._own
+            ):
                 found.append(received)
-            elif segment:
-                # Nearly all trains are for one queue pair: the word with its number is the same in all packets.
-                column = words[1 : size >> 2 : segment >> 2].tobytes()
-                if (
-                    not segment & 3
-                    and column == column[:4] * (len(column) >> 2)
-                    and column[1] << 4 | column[2] >> 4 in self._own
-                ):
-                    found.append(received)
-                else:
-                    self._sort_train(received, found)
-            elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own or self._is_ours(received):
-                found.append(received)
+            else:
+                self._sort_train(received, found)
+        elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own:
+            found.append(received)
+        elif self._is_ours(received):
+            found.append(received)
+            self._recent = None  # of a management datagram: what follows may arrive at any socket
 
     def _add_buffer(self) -> None:
         view = memoryview(PacketBuffer(65536))
@@ -499,8 +502,10 @@ class UdpWire(UdpSender):
         assert self._group is not None
         packet = received[0]
         slot = slot_of(packet)
+        if slot in self._own:
+            return True
         qpn = qpn_of(packet)
-        if qpn == MULTICAST_QPN:  # but sent to this host alone
+        if qpn == MULTICAST_QPN or not (slot or qpn == GSI_QPN):  # a group's, but sent to this host alone; or nobody's
             self.counters["stray"] += 1
             return False
         if slot in self.slots:
@@ -508,9 +513,6 @@ class UdpWire(UdpSender):
         if slot:
             if not self._forward((self._group.slot_name(slot),), received):
                 self.counters["stray"] += 1
-            return False
-        if qpn != GSI_QPN:
-            self.counters["stray"] += 1
             return False
         if not is_request(packet):
             return True
@@ -566,10 +568,3 @@ class UdpWire(UdpSender):
             self._report(report)
         else:
             self.counters["stray"] += 1
-
-    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
-        host, port = remote[:2]
-        assert self.tap is not None and isinstance(host, str) and isinstance(port, int)
-        local = group_of(local)
-        family = AF_INET if len(local) == 4 else AF_INET6
-        self.tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)

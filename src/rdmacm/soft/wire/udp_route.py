@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from socket import AF_INET, AF_INET6
+from typing import TYPE_CHECKING
 
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, SHORTEST_PACKET, Icrc
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.base import SocketAddress, WirePath
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import Route
 
 __all__ = ["UdpRoute"]
 
@@ -17,7 +21,7 @@ __all__ = ["UdpRoute"]
 class UdpRoute:
     """Implements :class:`rdmacm.soft.wire.base.WireRoute`."""
 
-    __slots__ = ("address", "control", "_icrc", "is_ipv6", "no_trains", "_segment", "_train_control", "path",
+    __slots__ = ("address", "control", "core", "_icrc", "is_ipv6", "no_trains", "_segment", "_train_control", "path",
                  "remote_host", "source_port", "traffic_class")  # fmt: skip
 
     def __init__(self, path: WirePath, traffic_class: int, port: int, hop_limit: int = 0) -> None:
@@ -37,6 +41,8 @@ class UdpRoute:
         self._train_control = self.control
         #: Whether the system has refused a train on this path.
         self.no_trains = False
+        #: The same as the compiled core has it for datagrams; None before the first.
+        self.core: Route | None = None
         #: Made when first needed.
         self._icrc: Icrc | None = None
 

@@ -8,14 +8,19 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from socket import AF_INET, AF_INET6
+from typing import TYPE_CHECKING
 
 from rdmacm.errors import errno_name
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import Undelivered, WirePath, WireRoute, group_of
 from rdmacm.soft.wire.slot_filter import is_request
 from rdmacm.soft.wire.udp_route import UdpRoute
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import Port
 
 __all__ = ["LONGEST", "UNREACHABLE", "UdpSender"]
 
@@ -47,12 +52,25 @@ class UdpSender:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.tap: Tap | None = None
+        self._tap: Tap | None = None
+        #: Reads the sockets of queue pairs, with the compiled core; set before :meth:`open`.
+        self.core_port: Port | None = None
         self.counters: Counter[str] = Counter()
         #: How many bytes a train may have; 0 if the system cannot send them.
         self._train_bytes = 0
         #: The IPv4 and the IPv6 socket of this process's first slot, to send and receive.
         self._sockets: list[socket.socket | None] = [None, None]
+
+    @property
+    def tap(self) -> Tap | None:
+        """See :class:`rdmacm.soft.wire.base.Wire`. It sees everything, so the compiled core does nothing meanwhile."""
+        return self._tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self._tap = tap
+        if self.core_port is not None:
+            self.core_port.is_enabled = tap is None
 
     def _report(self, report: Undelivered) -> None:
         """Give a report to the process that has sent the packet."""
@@ -61,6 +79,15 @@ class UdpSender:
     def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> UdpRoute:
         """See :meth:`Wire.route`."""
         return UdpRoute(path, traffic_class, self.port, hop_limit)
+
+    def fileno_for(self, route: UdpRoute) -> int:
+        """The descriptor of the socket that packets along a route leave from, -1 if there is none."""
+        return self.own_filenos()[route.is_ipv6]
+
+    def own_filenos(self) -> tuple[int, int]:
+        """The descriptors of the sockets that IPv4 and IPv6 packets leave from, -1 where there is none."""
+        first, second = (-1 if sock is None else sock.fileno() for sock in self._sockets)
+        return first, second
 
     def can_segment(self) -> int:
         """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``sockets.MAX_SEGMENTS``)."""
@@ -86,9 +113,9 @@ class UdpSender:
                 if segment and code in _NO_TRAIN:
                     return self._send_cut(code, sock, route, buffers, segment)
                 return self._lost(code, None if segment else buffers, route)
-        if self.tap is not None:
+        if self._tap is not None:
             path = route.path
-            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
+            self._tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
         return True
 
     def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute) -> bool:
@@ -153,7 +180,14 @@ class UdpSender:
             code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
             if code:
                 return self._lost(code, buffers, route)
-        if self.tap is not None:
+        if self._tap is not None:
             path = route.path
-            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)
+            self._tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)
         return True
+
+    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
+        host, port = remote[:2]
+        assert self._tap is not None and isinstance(host, str) and isinstance(port, int)
+        local = group_of(local)
+        family = AF_INET if len(local) == 4 else AF_INET6
+        self._tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)

@@ -2,7 +2,7 @@
 
 The requester turns work requests into packets and the peer's answers into completions; the responder executes what the
 peer's packets ask for. :class:`RcEngine` is both, with one stream of packets in and one out. ``state.py`` has the state
-they share, ``fast_path.py`` what is done for speed alone.
+they share, ``middles.py`` the middle packets of long messages, a run at a time.
 """
 
 from __future__ import annotations

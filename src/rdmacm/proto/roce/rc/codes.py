@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 
+from rdmacm.proto.roce.icrc import ICRC_LENGTH
 from rdmacm.proto.roce.opcodes import Opcode
 
 #: A BTH as two numbers: the first eight bytes, which all middle packets of a message share, and the word with the PSN.
@@ -14,6 +15,10 @@ BTH_HALVES = struct.Struct("!QI")
 #: A BTH as above, and an AETH.
 BTH_HALVES_AETH = struct.Struct("!QII")
 WORD = struct.Struct("!I")
+#: The first half of a BTH without the opcode, SE, M, PadCnt, FECN, BECN and the reserved bits that follow these.
+FIXED_BTH_BITS = 0x000FFFFF00FFFFFF
+#: The longest packet, in bytes: all headers and the largest path MTU.
+LONGEST_PACKET = 40 + 4096 + ICRC_LENGTH
 
 SEND_FIRST = int(Opcode.RC_SEND_FIRST)
 SEND_MIDDLE = int(Opcode.RC_SEND_MIDDLE)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rdmacm.enums import AccessFlag, WCStatus
+from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import (
@@ -16,10 +17,9 @@ from rdmacm.proto.roce.opcodes import (
     TRANSPORT_MASK,
 )
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc import fast_path, requester, responder, responses
-from rdmacm.proto.roce.rc.codes import BTH_HALVES, FLUSH, LOWEST_NAK_AETH
+from rdmacm.proto.roce.rc import handover, middles, requester, responder, responses
+from rdmacm.proto.roce.rc.codes import BTH_HALVES, FIXED_BTH_BITS, FLUSH, LONGEST_PACKET, LOWEST_NAK_AETH
 from rdmacm.proto.roce.rc.failure import fail, flush_recv
-from rdmacm.proto.roce.rc.fast_path import FIXED_BTH_BITS, LONGEST_PACKET
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
@@ -56,10 +56,14 @@ class RcEngine(RcState):
 
     def set_route(self, local: bytes, remote: bytes, source_port: int) -> None:
         self.local_address, self.remote_address = local, remote
-        self.icrc_out = icrc_between(local, remote, source_port)
+        self.icrc_out = icrc = icrc_between(local, remote, source_port)
+        if compiled is not None:
+            self.core_set_flow(False, icrc.base, icrc.is_ipv6)
 
     def set_peer_port(self, port: int) -> None:
-        self.icrc_in = icrc_between(self.remote_address, self.local_address, port)
+        self.icrc_in = icrc = icrc_between(self.remote_address, self.local_address, port)
+        if compiled is not None:
+            self.core_set_flow(True, icrc.base, icrc.is_ipv6)
 
     def ready_to_receive(self, attributes: RtrAttributes) -> None:
         a = attributes
@@ -85,6 +89,11 @@ class RcEngine(RcState):
         self._take_send_attributes(a)
         requester.set_window(self)
         self.can_send = True
+        self._begin_core()
+
+    def _begin_core(self) -> None:
+        """Give the queues to the compiled core, if there is one and it knows all that the connection does now."""
+        handover.begin(self)
 
     def set_access(self, access: AccessFlag) -> None:
         self.access = int(access)
@@ -93,10 +102,14 @@ class RcEngine(RcState):
         self.min_rnr_timer = code
 
     def set_max_dest_rd_atomic(self, count: int) -> None:
+        if self.usual:
+            handover.end(self)
         self.max_dest_rd_atomic = count
         self.resources = deque(self.resources, maxlen=count)
 
     def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
+        if self.usual:
+            handover.end(self)
         self._take_send_attributes(attributes)
         requester.start_timer(self, now)
 
@@ -112,6 +125,10 @@ class RcEngine(RcState):
         kind = REQUEST_TYPES[work.opcode]
         if kind is UNSUPPORTED:
             raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
+        if self.usual:
+            if self.core_post_send(work):
+                return
+            handover.end(self)
         if self.failed:
             self.completed.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, kind.completes, qp_num=self.qp_num))
         elif not self.can_send:
@@ -119,21 +136,19 @@ class RcEngine(RcState):
         else:
             self.pending_sends.append(work)
 
-    def try_send(self, work: SendWork, now: float) -> list[Buffer] | None:
-        if self.can_send and not (self.failed or self.pending_sends or self.responses):
-            packet = fast_path.try_single_packet(self, work, now)
-            if packet is not None:
-                return packet
-        self.post_send(work)
-        return None
-
     def post_recv(self, work: RecvWork) -> None:
+        if self.usual:
+            if self.core_post_recv(work):
+                return
+            handover.end(self)
         if self.failed:
             flush_recv(self, work.wr_id)
         else:
             self.recv_queue.append(work)
 
     def pause(self) -> None:
+        if self.usual:
+            handover.end(self)
         self.paused = True
 
     def resume(self) -> None:
@@ -141,9 +156,13 @@ class RcEngine(RcState):
 
     @property
     def drained(self) -> bool:
+        if self.usual:
+            handover.end(self)
         return not self.outstanding
 
     def flush(self) -> None:
+        if self.usual:
+            handover.end(self)
         if not self.failed:
             self.responses.clear()
             self.ack_psn = -1
@@ -156,6 +175,11 @@ class RcEngine(RcState):
         return found
 
     def timer(self, now: float) -> None:
+        if self.usual:
+            if self.core_timer(now):
+                handover.take_counts(self)
+                return
+            handover.end(self)
         requester.timer(self, now)
 
     # -- packets to send ------------------------------------------------------------------------------
@@ -175,6 +199,8 @@ class RcEngine(RcState):
 
     @property
     def to_send(self) -> int:
+        if self.usual:
+            return self.core_to_send()
         if self.responses:
             return PACKETS
         if (self.pending_sends or self.next_psn != self.end_psn) and requester.wants_to_send(self):
@@ -185,44 +211,66 @@ class RcEngine(RcState):
 
     def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
         """See :meth:`QPEngine.datagrams`. Responses go first, but an ACK without others before it goes last."""
+        if self.usual:
+            built = self.core_build(now, limit, train)
+            if built is not None:
+                if self.has_counts:
+                    handover.take_counts(self)
+                return built
+            handover.end(self)
         if limit <= 0:
             return []
-        has_ack = self.ack_psn >= 0
-        if not self.responses:
-            if len(self.pending_sends) == 1:
-                packet = fast_path.try_single_packet(self, self.pending_sends[0], now)
-                if packet is not None:
-                    self.pending_sends.clear()
-                    return [(packet, 0), (fast_path.single_ack(self), 0)] if has_ack else [(packet, 0)]
-            if not requester.wants_to_send(self):
-                return [(fast_path.single_ack(self), 0)] if has_ack else []
+        has_ack, has_requests = self.ack_psn >= 0, requester.wants_to_send(self)
+        if not (has_requests or self.responses):
+            return [(responder.lone_ack(self), 0)] if has_ack else []
         out = Trains(self.icrc_out, train)
-        if self.responses:
+        has_responses = bool(self.responses)
+        if has_responses:
             limit -= responder.packets(self, out, limit)
-        if requester.wants_to_send(self):
+        if has_requests:
             requester.packets(self, out, now, limit - has_ack)
         if self.ack_psn >= 0:
+            out.end_single()
             responder.packets(self, out, 1)
-        return out.close()
+        datagrams = out.close()
+        if has_responses and self.may_use_core:  # it does not begin with responses that are to be sent
+            self._begin_core()
+        return datagrams
 
     # -- packets received -----------------------------------------------------------------------------
 
     def received(self, data: memoryview, segment: int, now: float) -> int:
         """See :meth:`QPEngine.received`. Packets are from their BTH to the end of their ICRC."""
-        if not (segment or self.identification):
-            accepted = fast_path.try_receive(self, data, now)
-            if accepted >= 0:
-                return accepted
-        return self._receive_train(data, segment or len(data), now)
+        if self.usual:
+            taken = self.core_take(data, segment, now, self.completed)
+            if self.has_counts:
+                handover.take_counts(self)
+            if isinstance(taken, int):
+                return taken
+            at, accepted, first_identification = taken
+            handover.end(self)
+            return accepted + self._receive_train(data[at:], segment or len(data), now, first_identification)
+        if segment or not data:
+            accepted = self._receive_train(data, segment, now)
+        else:
+            accepted = self._receive_packet(data, now)
+            if self.identification:
+                self.identification = self.identification + 1 & 0xFFFF
+            self.write_view = None
+        if self.may_use_core:
+            self._begin_core()
+        return accepted
 
-    def _receive_train(self, data: memoryview, step: int, now: float) -> int:
-        """Process the packets of a train, ``step`` bytes each; return how many were accepted."""
+    def _receive_train(self, data: memoryview, step: int, now: float, first_identification: int = -1) -> int:
+        """Process the packets of a train, ``step`` bytes each; return how many were accepted.
+
+        ``first_identification`` is that of the train's first packet, -1 if it is among these.
+        """
         has_size_of_middles = step == self.path_mtu + SHORTEST_PACKET
         at = accepted = 0
-        first_identification = -1
         while at < len(data):
             if has_size_of_middles and at + step <= len(data):
-                count = fast_path.receive_middles(self, data, at, now)
+                count = middles.receive(self, data, at, now)
                 if count:
                     if first_identification < 0:
                         first_identification = self.identification
@@ -256,8 +304,11 @@ class RcEngine(RcState):
         header_length = self.header_lengths[opcode]
         if not header_length or size < header_length + pad + ICRC_LENGTH or half & FIXED_BTH_BITS != self.receive_bth:
             reason = self._check_headers(half, size)
-        if not reason and crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
-            reason = self._solve_icrc(packet, opcode)
+        if not reason:
+            icrc, number = self.icrc_in, self.identification
+            start = icrc.start(size, number) if number else icrc.base ^ icrc.lengths[size]
+            if crc32(packet, start) != RESIDUE:
+                reason = self._solve_icrc(packet, opcode)
         if reason:
             self.counters.dropped[reason] += 1
             return False

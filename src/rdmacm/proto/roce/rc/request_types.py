@@ -27,7 +27,7 @@ class RequestType:
     """How the requests of one opcode are sent, and how they complete."""
 
     __slots__ = ("completes", "first", "has_empty_response", "is_acknowledged", "is_atomic", "is_atomic_write",
-                 "is_data", "is_flush", "is_local", "is_plain", "is_read", "is_write", "last", "middle", "only",
+                 "is_data", "is_flush", "is_local", "is_read", "is_write", "last", "middle", "only",
                  "with_immediate", "with_invalidate")  # fmt: skip
 
     def __init__(
@@ -59,8 +59,6 @@ class RequestType:
         #: Whether the last packet has immediate data, or a key to invalidate.
         self.with_immediate = immediate
         self.with_invalidate = invalidate
-        #: Whether it sends a message and nothing else.
-        self.is_plain = self.is_data and not immediate and not invalidate
 
 
 _SEND = (SEND_FIRST, SEND_MIDDLE, SEND_LAST, SEND_ONLY)

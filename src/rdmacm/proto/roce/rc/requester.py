@@ -120,7 +120,7 @@ def packets(rc: RcState, out: Trains, now: float, limit: int) -> None:
     before = rc.next_psn
     try:
         while limit > 0 and not rc.failed:
-            if rc.next_psn == rc.end_psn and not _begin_request(rc):
+            if rc.next_psn == rc.end_psn and not (rc.pending_sends and _begin_request(rc)):
                 break
             room = rc.window - (rc.next_psn - rc.unacked_psn & PSN_MASK)
             if room <= 0:
@@ -152,8 +152,8 @@ def packets(rc: RcState, out: Trains, now: float, limit: int) -> None:
 
 
 def _begin_request(rc: RcState) -> bool:
-    """Give the next posted request its PSNs. False if there is none, or if it has to wait."""
-    if not rc.pending_sends or rc.paused:
+    """Give the next posted request, if it need not wait, its PSNs."""
+    if rc.paused:
         return False
     work = rc.pending_sends[0]
     while REQUEST_TYPES[work.opcode].is_local:

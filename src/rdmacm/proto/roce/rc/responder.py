@@ -29,6 +29,7 @@ from rdmacm.enums import AccessFlag, SelectivityLevel, WCOpcode, WCStatus
 from rdmacm.plainints import ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.headers import ATOMIC_ACK_ETH_STRUCT, ATOMIC_ETH_STRUCT, FETH_STRUCT, RETH_STRUCT
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, crc32
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, IS_END, IS_START, OPERATION, ExtendedHeader, Operation
 from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.rc.codes import (
@@ -54,6 +55,7 @@ from rdmacm.proto.roce.rc.codes import (
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.roce.rc.trains import Trains
+from rdmacm.proto.wire import Buffer
 from rdmacm.work import WC, Memory, RecvWork
 
 _NO_BYTES = memoryview(b"")
@@ -428,10 +430,16 @@ def respond(rc: RcState, psn: int, syndrome: int) -> None:
     rc.responses.append(Response(psn, syndrome, rc.msn))
 
 
-def take_ack(rc: RcState) -> bytes:
-    """Return the ACK or NAK of ``ack_psn``, without its ICRC, and count it as sent."""
+def _take_ack(rc: RcState) -> bytes:
+    """The ACK or NAK of ``ack_psn``, without its ICRC; it counts as sent."""
     psn, rc.ack_psn = rc.ack_psn, -1
     return BTH_HALVES_AETH.pack(ACKNOWLEDGE << 56 | rc.send_bth, psn, rc.ack_aeth)
+
+
+def lone_ack(rc: RcState) -> list[Buffer]:
+    """The ACK or NAK of ``ack_psn``, sealed: nothing else has to be sent."""
+    packet, icrc = _take_ack(rc), rc.icrc_out
+    return [packet, ICRC_STRUCT.pack(crc32(packet, icrc.base ^ icrc.lengths[len(packet) + ICRC_LENGTH]))]
 
 
 def packets(rc: RcState, out: Trains, limit: int) -> int:
@@ -439,7 +447,7 @@ def packets(rc: RcState, out: Trains, limit: int) -> int:
     left = limit
     responses = rc.responses
     if rc.ack_psn >= 0 and left > 0:
-        out.add(take_ack(rc), (), 20)
+        out.add(_take_ack(rc), (), 20)
         left -= 1
     while responses and left > 0:
         response = responses[0]

@@ -2,7 +2,7 @@
 
 It has fields and no behaviour. The functions of :mod:`~rdmacm.proto.roce.rc.requester`,
 :mod:`~rdmacm.proto.roce.rc.responses`, :mod:`~rdmacm.proto.roce.rc.responder` and
-:mod:`~rdmacm.proto.roce.rc.fast_path` work on it; :class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its
+:mod:`~rdmacm.proto.roce.rc.middles` work on it; :class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its
 entry points. PSNs and MSNs have 24 bits and wrap (:mod:`rdmacm.proto.roce.psn`).
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.psn import PSN_MASK
@@ -22,6 +24,17 @@ __all__ = ["NO_HEADERS", "RcState", "Resource", "Response"]
 #: :attr:`RcState.header_lengths` of a queue pair that accepts no packet.
 NO_HEADERS = bytes(256)
 _NO_ICRC = Icrc(bytes(4), bytes(4), 0)
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import RcCore as _Fields
+elif compiled is not None:
+    _Fields = compiled.RcCore
+else:
+
+    class _Fields:
+        """Without the compiled core, all fields are slots."""
+
+        __slots__ = ()
 
 
 class Resource:
@@ -73,8 +86,11 @@ class Response:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class RcState:
-    """See the module. Fields marked RTR or RTS are set by the transition to that state and constant afterwards."""
+class RcState(_Fields):
+    """See the module. Fields marked RTR or RTS are set by the transition to that state and constant afterwards.
+
+    With the compiled core, its type has the fields that it knows, and the others are slots.
+    """
 
     qp_num: int
     #: The memory that the peer may touch.
@@ -85,6 +101,19 @@ class RcState:
     #: ``state``, ``pkey``, ``icrc``; and of packets that pass these checks ``sequence``, ``duplicate``, ``not ready``
     #: (no receive was posted), ``refused`` and ``answer`` (to no request that is outstanding).
     counters: EngineCounters = field(default_factory=EngineCounters)
+
+    # -- the compiled core -----------------------------------------------------------------------------
+
+    #: Whether the core has the queues: ``outstanding``, ``pending_sends``, ``recv_queue``, ``current_recv`` and
+    #: ``responses`` are empty then (:mod:`~rdmacm.proto.roce.rc.handover`).
+    usual: bool = False
+    #: Whether it may have them.
+    may_use_core: bool = compiled is not None
+    #: Calls that receive packets before it is tried again, and how many there will be after the next time.
+    core_pause: int = 0
+    core_next_pause: int = 0
+    #: ``expected_psn`` and ``unacked_psn`` when it got the queues.
+    core_since: tuple[int, int] = (0, 0)
 
     # -- what the owner reads --------------------------------------------------------------------------
 

@@ -46,16 +46,21 @@ class Trains:
         self._start = 0
 
     def _open(self, size: int) -> None:
-        self._close()
+        if self._count:
+            self._close()
         self._segment = size
         self._start = self._icrc.start(size)
-        self._left = max(1, min(self._train // size, _MAX_PACKETS))
+        self._left = min(self._train // size, _MAX_PACKETS) or 1
 
     def _close(self) -> None:
-        if self._count:
-            self._datagrams.append((self._buffers, self._segment if self._count > 1 else 0))
-            self._buffers = []
-            self._count = 0
+        self._datagrams.append((self._buffers, self._segment if self._count > 1 else 0))
+        self._buffers = []
+        self._count = 0
+
+    def end_single(self) -> None:
+        """Let no packet join the open train if that has only one: two calls cost less than a train of two packets."""
+        if self._count == 1 and not self._datagrams:
+            self._left = 0
 
     def add(self, headers: bytes, pieces: Sequence[Buffer], size: int, *, twice: bool = False) -> None:
         """Add a packet: its headers, its payload with the padding, and its bytes in all with the ICRC.
@@ -114,5 +119,6 @@ class Trains:
 
     def close(self) -> list[Datagram]:
         """Return all datagrams."""
-        self._close()
+        if self._count:
+            self._close()
         return self._datagrams

@@ -1,9 +1,8 @@
-"""The fast path for messages of one packet gives the same results as the general path."""
+"""Runs of middle packets give the same results as the packets one by one; packets are as the codec has them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +11,8 @@ from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import AETH, BTH, RETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.rc import RcEngine, fast_path
+from rdmacm.proto.roce.rc import RcEngine, middles
+from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.work import RecvWork, SendWork
 from support.examples import EXAMPLES
 from support.rc import ALL, connect
@@ -20,7 +20,7 @@ from support.rows import for_each
 
 MTU = 256
 A, B = b"\x7f\0\0\1", b"\x7f\0\0\2"
-SIZES = (0, 1, 2, 3, 4, 63, 64, MTU - 1, MTU, MTU + 1, 3 * MTU)
+SIZES = (0, 1, 2, 3, 4, 63, 64, MTU - 1, MTU, MTU + 1, 3 * MTU, 9 * MTU)
 OPCODES = (
     *(WROpcode.SEND, WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM),
     *(WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.FLUSH, WROpcode.ATOMIC_WRITE),
@@ -29,7 +29,7 @@ OPCODES = (
 
 class Region:
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(4 * MTU))
+        self.view = memoryview(bytearray(10 * MTU))
 
     def remote(self, _rkey: int, address: int, length: int, _access: AccessFlag) -> memoryview | None:
         return self.view[address : address + length] if address + length <= len(self.view) else None
@@ -62,13 +62,13 @@ def work(source: random.Random, number: int) -> SendWork:
 
 
 def recv(source: random.Random, number: int) -> RecvWork:
-    data = memoryview(bytearray(source.choice((3 * MTU, 3 * MTU, 4 * MTU) if source.random() < 0.98 else (40,))))
+    data = memoryview(bytearray(source.choice((3 * MTU, 9 * MTU, 10 * MTU) if source.random() < 0.98 else (40,))))
     if source.random() < 0.01:
         data = data.toreadonly()
     return RecvWork(number, (data[:100], data[100:]) if source.random() < 0.3 else (data,))
 
 
-def transcript(seed: int, *, general: bool) -> list[object]:
+def transcript(seed: int) -> list[object]:
     """Everything observable of an exchange: packets, completions, deadlines, memory and drop counters."""
     source = random.Random(seed)
     memory = (Region(), Region())
@@ -92,18 +92,17 @@ def transcript(seed: int, *, general: bool) -> list[object]:
             observed.append(end.deadline)
             if end.deadline is not None and end.deadline <= now:
                 end.timer(now)
-            for pieces, _ in end.datagrams(now, 64, 0):
-                packet = b"".join(pieces)
-                observed.append(packet)
+            for pieces, segment in end.datagrams(now, 64, 65507):
+                train = b"".join(pieces)
+                observed.append(train)
                 fate = source.random()
                 if fate < 0.02:
                     continue
-                if fate < 0.03:
-                    packet = packet[:-1] + bytes([packet[-1] ^ 1])
-                for _ in range(2 if fate > 0.98 else 1):
-                    # A segment size makes the packet a train, and trains never take the fast path.
-                    segment = len(packet) if general else 0
-                    observed.append(ends[1 - index].received(memoryview(packet), segment, now))
+                if fate < 0.05:
+                    at = source.randrange(len(train))
+                    train = train[:at] + bytes([train[at] ^ 1]) + train[at + 1 :]
+                copies = 2 if fate > 0.98 else 1
+                observed.extend(ends[1 - index].received(memoryview(train), segment, now) for _ in range(copies))
             observed.append(end.completions())
             observed.append(dict(end.counters.dropped))
         observed.append([region.view.tobytes() for region in memory])
@@ -111,40 +110,33 @@ def transcript(seed: int, *, general: bool) -> list[object]:
     return observed
 
 
-def disable_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("try_send_only", "try_write_only", "try_acknowledge_all"):
-        monkeypatch.setattr(fast_path, name, lambda *_: False)
-    monkeypatch.setattr(fast_path, "try_single_packet", lambda *_: None)
-
-
 @for_each("seed", range(EXAMPLES))
-def test_fast_path_matches_the_general_path(seed: int) -> None:
-    fast = transcript(seed, general=False)
+def test_runs_match_single_packets(seed: int) -> None:
+    runs = transcript(seed)
     with pytest.MonkeyPatch.context() as patch:
-        disable_the_fast_path(patch)
-        assert fast == transcript(seed, general=True)
+        patch.setattr(middles, "receive", lambda *_: 0)
+        assert runs == transcript(seed)
 
 
-def test_single_packet_messages_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the test above would compare the general path with itself."""
-    taken = []
-    fast = ("try_single_packet", "try_receive", "try_acknowledge_all", "try_send_only", "try_write_only")
-    for name in fast:
-        original = getattr(fast_path, name)
+def test_middle_packets_come_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test above would compare single packets with themselves."""
+    counts = []
 
-        def recorded(*args: object, name: str = name, original: Callable[..., object] = original) -> object:
-            taken.append(name)
-            return original(*args)
+    def recorded(rc: RcState, data: memoryview, at: int, now: float) -> int:
+        counts.append(receive(rc, data, at, now))
+        return counts[-1]
 
-        monkeypatch.setattr(fast_path, name, recorded)
-    transcript(1, general=False)
-    assert set(taken) == set(fast)
+    receive = middles.receive
+    monkeypatch.setattr(middles, "receive", recorded)
+    transcript(1)
+    assert max(counts) > 1
+    assert 0 in counts
 
 
 @for_each("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])
 @for_each("solicited", [False, True])
 @for_each("size", range(1, 9))
-def test_fast_path_packets_match_the_codec(opcode: WROpcode, solicited: bool, size: int) -> None:
+def test_packets_match_the_codec(opcode: WROpcode, solicited: bool, size: int) -> None:
     flow = Icrc(A, B, 50000)
     sender, receiver = RcEngine(0x10203, Region()), RcEngine(0x30201, Region())
     for end, other in ((sender, receiver), (receiver, sender)):
@@ -155,8 +147,8 @@ def test_fast_path_packets_match_the_codec(opcode: WROpcode, solicited: bool, si
     receiver.post_recv(RecvWork(1, (memoryview(bytearray(8)),)))
     data = bytes(range(size))
     work = SendWork(1, opcode, (memoryview(data),), solicited=solicited, remote_addr=8, rkey=0x89ABCDEF)
-    pieces = sender.try_send(work, 0.0)
-    assert pieces is not None
+    sender.post_send(work)
+    ((pieces, _),) = sender.datagrams(0.0, 64, 0)
     packet = b"".join(pieces)
     write = opcode is WROpcode.RDMA_WRITE
     expected = RocePacket(

@@ -1,0 +1,144 @@
+/* The glue between the core and Python: the module rdmacm.proto._core, with the limited API of Python 3.11.
+ *
+ * This file has its functions; the other files module_*.c have its types.
+ */
+#include "module.h"
+
+/* -- objects --------------------------------------------------------------------------------------------------------- */
+
+void set_object(PyObject **place, PyObject *object) {
+    PyObject *before = *place;
+    *place = Py_NewRef(object);
+    Py_XDECREF(before);
+}
+
+void free_object(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_self(self);
+    Py_DECREF(type);
+}
+
+static PyObject *field_names(const PyMemberDef *members, const PyGetSetDef *getsets) {
+    PyObject *names = PyList_New(0);
+    for (const PyMemberDef *member = members; names && member->name; member++) {
+        PyObject *name = PyUnicode_FromString(member->name);
+        if (!name || PyList_Append(names, name) < 0)
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    for (const PyGetSetDef *getset = getsets; names && getset && getset->name; getset++) {
+        PyObject *name = PyUnicode_FromString(getset->name);
+        if (!name || PyList_Append(names, name) < 0)
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    PyObject *tuple = names ? PyList_AsTuple(names) : NULL;
+    Py_XDECREF(names);
+    return tuple;
+}
+
+PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,
+                              const PyGetSetDef *getsets) {
+    PyObject *type = PyType_FromSpec(spec), *names = type ? field_names(members, getsets) : NULL;
+    bool done = names && PyObject_SetAttrString(type, "__slots__", names) == 0 &&
+                PyModule_AddObjectRef(module, name, type) == 0;
+    Py_XDECREF(names);
+    if (!done)
+        Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}
+
+/* -- functions ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *crc32_by(uint32_t (*method)(uint32_t, const void *, size_t), PyObject *args) {
+    Py_buffer data;
+    unsigned int crc = 0;
+    if (!PyArg_ParseTuple(args, "y*|I", &data, &crc))
+        return NULL;
+    uint32_t result = method(crc, data.buf, (size_t)data.len);
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(result);
+}
+
+static PyObject *module_crc32(PyObject *Py_UNUSED(module), PyObject *args) { return crc32_by(rdmacm_crc32, args); }
+
+static PyObject *module_crc32_by_table(PyObject *Py_UNUSED(module), PyObject *args) {
+    return crc32_by(rdmacm_crc32_by_table, args);
+}
+
+static bool parse_flow(const char *source, Py_ssize_t source_length, const char *destination,
+                       Py_ssize_t destination_length, unsigned sport, unsigned dport, struct rdmacm_flow *flow) {
+    if (source_length != destination_length || (source_length != 4 && source_length != 16) || sport > 0xFFFF ||
+        dport > 0xFFFF) {
+        PyErr_SetString(PyExc_ValueError, "two addresses of 4 or 16 bytes and two ports are wanted");
+        return false;
+    }
+    rdmacm_flow_init(flow, (const uint8_t *)source, (const uint8_t *)destination, (size_t)source_length,
+                     (uint16_t)sport, (uint16_t)dport);
+    return true;
+}
+
+static PyObject *module_icrc_start(PyObject *Py_UNUSED(module), PyObject *args) {
+    const char *source, *destination;
+    Py_ssize_t source_length, destination_length;
+    unsigned int sport, dport, length, identification;
+    struct rdmacm_flow flow;
+    if (!PyArg_ParseTuple(args, "y#y#IIII", &source, &source_length, &destination, &destination_length, &sport,
+                          &dport, &length, &identification) ||
+        !parse_flow(source, source_length, destination, destination_length, sport, dport, &flow))
+        return NULL;
+    return Py_BuildValue("II", flow.base, rdmacm_flow_start(&flow, length, (uint16_t)identification));
+}
+
+static PyObject *module_icrc_solve(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned int base, guess;
+    int is_ipv6;
+    Py_buffer packet;
+    if (!PyArg_ParseTuple(args, "Ipy*I", &base, &is_ipv6, &packet, &guess))
+        return NULL;
+    struct rdmacm_flow flow = {.base = base, .is_ipv6 = is_ipv6};
+    size_t size = (size_t)packet.len;
+    uint32_t crc = rdmacm_crc32(rdmacm_flow_start(&flow, size, (uint16_t)guess), packet.buf, size);
+    int32_t found = rdmacm_flow_solve(&flow, crc, size, (uint16_t)guess);
+    PyBuffer_Release(&packet);
+    return PyLong_FromLong(found);
+}
+
+static PyMethodDef module_methods[] = {
+    {"crc32", module_crc32, METH_VARARGS, "crc32(data, crc=0): as zlib.crc32."},
+    {"crc32_by_table", module_crc32_by_table, METH_VARARGS, "crc32_by_table(data, crc=0): without instructions."},
+    {"icrc_start", module_icrc_start, METH_VARARGS,
+     "icrc_start(source, destination, sport, dport, length, identification): base, and start of the ICRC."},
+    {"icrc_solve", module_icrc_solve, METH_VARARGS,
+     "icrc_solve(base, is_ipv6, packet, guess): the IPv4 identification, -1 for a damaged packet."},
+    {"configure_wc", configure_wc, METH_VARARGS,
+     "configure_wc(WC, status, RDMA_WRITE, SEND, RDMA_READ, RECV): what completions are made of."},
+    {"configure_works", configure_works, METH_VARARGS,
+     "configure_works(make_send, make_recv, UnsignaledWrId): what requests that come back are made of."},
+    {"configure_requests", configure_requests, METH_VARARGS,
+     "configure_requests(SendWR, RecvWR, SGE, MR): the classes of requests that are posted directly."},
+    {"configure_datagrams", configure_datagrams, METH_VARARGS,
+     "configure_datagrams(make_send, AH): what datagrams that come back are made of; the class of address handles."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "rdmacm.proto._core",
+    .m_doc = "The compiled core (docs/core.md).",
+    .m_size = -1,
+    .m_methods = module_methods,
+};
+
+PyMODINIT_FUNC PyInit__core(void) {
+    rdmacm_init();
+    PyObject *module = PyModule_Create(&module_definition);
+    if (!module)
+        return NULL;
+    if (!wc_init(module) || !requests_init() || !memory_init(module) || !rc_init(module) || !port_init(module) || !route_init(module) ||
+        !ud_init(module) || !datagrams_init(module) ||
+        PyModule_AddStringConstant(module, "CRC32_METHOD", rdmacm_crc32_method()) < 0)
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,258 @@
+/* What the glue files share: they alone know Python, with the limited API of 3.11. */
+#ifndef RDMACM_MODULE_H
+#define RDMACM_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include "rdmacm_core.h"
+#include "rdmacm_port.h"
+
+/* What keeps a buffer alive. */
+struct hold {
+    struct rdmacm_hold link;
+    PyObject *owner;     /* the SendWork or RecvWork of a request, the protection domain of a region; NULL: see wr_id */
+    PyObject *wr_id;     /* of a request that was made of the user's directly, without such an object */
+    struct hold *region; /* the region whose memory such a request uses, or NULL */
+    PyObject *route;     /* of a datagram that was posted so: its Route; else NULL */
+    size_t uses;         /* of a region: itself, and the requests that use it */
+    Py_buffer view;
+    bool has_view;
+    bool is_silent; /* whether its success makes no completion */
+};
+
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_regions regions;
+} Regions;
+
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_rc rc;
+    PyObject *regions; /* of type Regions, or NULL */
+    PyObject *pd;
+    bool is_shared; /* whether a port uses it, perhaps in a thread without the interpreter's lock */
+} RcCore;
+
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_ud ud;
+    bool is_shared; /* as RcCore's */
+} UdCore;
+
+/* How packets to an address are sent. */
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_route route;
+    struct rdmacm_flow flow;
+    PyObject *port;  /* the Port whose sockets it is for */
+    PyObject *owner; /* what Python has of it */
+} Route;
+
+/* The lock of a runtime. */
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_lock lock;
+} Lock;
+
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_port *port; /* NULL in a child of fork(2) */
+    Lock *lock;
+    PyObject *on_events; /* called without arguments when there is something to take */
+    PyObject *sleepers;  /* is not empty while threads wait: then on_events is called for each completion */
+    bool is_processing;  /* whether Python processes what has arrived: nothing is read meanwhile */
+    unsigned polls;
+    double progress_due; /* when the next poll is Python's, in seconds */
+    int signal_fd; /* -1: not open */
+} Port;
+
+/* The completions that a queue has. */
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_cq cq;
+    Port *port;      /* NULL: it has none */
+    PyObject *owner; /* what take_added() returns for it, or NULL */
+    bool waited;     /* see SoftCQ */
+} CompletionQueue;
+
+extern PyTypeObject *queue_type, *port_type;
+
+/* Take a lock; with the interpreter's lock released while it waits. */
+void take_lock(Lock *lock);
+/* Tell Python what has to be done, if there is anything. False with an exception. */
+bool see_events(Port *self);
+
+enum { POLLED_NOTHING, POLLED, POLL_IN_PYTHON };
+/* Make progress for a caller that polls `queue`, which is empty. The lock is held. */
+int poll_port(Port *self, const struct rdmacm_cq *queue);
+/* Send the ACKs that wait. The lock is held. */
+void acknowledge(Port *self);
+
+extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
+/* The class of the wr_id of a request without a completion. */
+extern PyObject *unsignaled_class;
+
+/* The hold of an owner and of a buffer, which may be NULL. NULL with an exception. */
+struct hold *make_hold(PyObject *owner, PyObject *exporter, int flags);
+void drop_hold(void *hold);
+/* That of a request with at most one segment; NULL without an exception where the core does not take it. */
+struct hold *hold_segment(PyObject *work, int flags);
+/* Whether the collector may look into it: the same as Py_VISIT() of its owner. */
+int visit_hold(const void *hold, visitproc visit, void *arg);
+/* Its buffer as the engine has it: a tuple of one view, or of none. */
+PyObject *segments_of(const struct hold *hold, const uint8_t *data, uint64_t length);
+/* The SendWork of a request, and the RecvWork of a receive: a new reference. */
+PyObject *work_of_send(const struct rdmacm_send *send);
+PyObject *work_of_recv(const struct rdmacm_recv *recv);
+/* The bytes of a datagram. This never runs the collector, which might run code that uses `out`. */
+PyObject *join_pieces(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram);
+
+/* A completion of success, as Python has it. */
+PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
+/* The number that its request was posted with: a new reference. */
+PyObject *wr_id_of(const struct hold *hold);
+
+/* What a connection has counted, as RcCore.core_take_counts() returns it. */
+PyObject *take_counts(struct rdmacm_rc *rc);
+/* The same of a datagram queue pair. */
+PyObject *take_ud_counts(struct rdmacm_ud_end *end);
+
+/* -- requests that are posted directly ------------------------------------------------------------------------------- */
+
+enum { /* enum ibv_send_flags */
+    SEND_SIGNALED = 2,
+    SEND_SOLICITED = 4,
+    SEND_INLINE = 8,
+};
+
+/* What a queue pair allows. */
+struct rules {
+    const struct rdmacm_regions *regions;
+    uint64_t pd;
+    size_t max_send_wr, max_recv_wr, max_inline;
+    bool has_send_sge, has_recv_sge, signals_all;
+};
+
+/* Local memory as a request names it: a part of a region, or bytes that cannot change. */
+struct local {
+    PyObject *bytes; /* borrowed; NULL: the fields below */
+    uint64_t address, length, lkey;
+};
+
+/* A SendWR, or a RecvWR without opcode and flags. */
+struct request {
+    uint64_t opcode, flags;
+    bool has_element;
+    struct local local;
+    PyObject *element, *wr_id;
+};
+
+/* A number. False where it is none, negative, or larger than `most`. */
+bool number_of(PyObject *value, uint64_t most, uint64_t *number);
+/* The same from an attribute. */
+bool read_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *number);
+/* False if it is not one of those that the core takes. end_request() comes after either result. */
+bool parse_send(PyObject *object, struct request *request);
+bool parse_recv(PyObject *object, struct request *request);
+void end_request(struct request *request);
+/* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
+bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local);
+/* Find the buffer of a request of the send queue, and make its hold. NULL if the core does not take it. */
+struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
+                       bool is_written, uint8_t **data, uint32_t *length);
+/* The same of a receive. */
+struct hold *hold_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
+                          struct rdmacm_recv *recv);
+typedef struct queue_pair QueuePair;
+
+/* Post a request, or the first ones of a list; return how many. */
+Py_ssize_t post_all(QueuePair *self, PyObject *requests, bool (*post)(QueuePair *, PyObject *));
+/* What is left of requests: None, the same, or the end of a list. */
+PyObject *rest_of(PyObject *requests, Py_ssize_t done);
+/* The address and the ancillary data of packets. False with an exception. */
+bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
+               PyObject *control, Py_ssize_t train);
+
+/* -- queue pairs of a port ------------------------------------------------------------------------------------------- */
+
+/* What a queue pair does in its own way. */
+struct queue_pair_kind {
+    bool (*has_queues)(const QueuePair *self); /* whether the core has them, not Python */
+    size_t (*sends_count)(const QueuePair *self);
+    size_t (*recvs_count)(const QueuePair *self);
+    /* Queue a SendWR, or a receive. False, with nothing done, if it is not one of those that the core takes. */
+    bool (*post_send)(QueuePair *self, PyObject *request);
+    bool (*queue_recv)(QueuePair *self, const struct rdmacm_recv *recv);
+};
+
+/* The first part of Connection and of Datagrams. */
+struct queue_pair {
+    PyObject_HEAD
+    const struct queue_pair_kind *kind;
+    struct rdmacm_conn *conn; /* its own */
+    bool *is_shared;          /* that of its core */
+    Port *port;
+    PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
+    PyObject *qp;   /* of type SoftQP or SoftUdQP */
+    PyObject *send_queue, *recv_queue;
+    struct rules rules;
+};
+
+/* Borrowed references. */
+struct queue_pair_parts {
+    PyObject *port, *core, *qp, *send_queue, *recv_queue;
+    PyObject *limits; /* of its requests, a tuple: see queue_pair_join() */
+};
+
+/* Whether requests may be queued here. */
+bool queue_pair_has_core(const QueuePair *self);
+/* Whether the send queue has room for so many requests. */
+bool queue_pair_has_room(const QueuePair *self, size_t count);
+/* Send what was posted. False with an exception. */
+bool queue_pair_posted(QueuePair *self, Py_ssize_t count);
+/* Become a queue pair of its port, when the fields of `conn` that tell the peer, the memory of `rules`, and `is_shared`
+ * are set. False with an exception. */
+bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts);
+/* Methods and slots. */
+PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests);
+PyObject *queue_pair_post_recv(QueuePair *self, PyObject *requests);
+PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_ssize_t count);
+PyObject *queue_pair_take_changes(QueuePair *self, PyObject *ignored);
+int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg);
+int queue_pair_clear(QueuePair *self);
+void queue_pair_dealloc(QueuePair *self);
+
+struct name {
+    PyObject **place;
+    const char *text;
+};
+
+bool intern_names(const struct name *names, size_t count);
+
+/* Replace an object by a new reference to another. */
+void set_object(PyObject **place, PyObject *object);
+void free_object(PyObject *self);
+/* Make the base class of an engine and add it to the module: a new reference, NULL with an exception. Its __slots__
+ * are its fields, so that a class above it does not make slots of its own for them. */
+PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,
+                              const PyGetSetDef *getsets);
+bool memory_init(PyObject *module);
+bool rc_init(PyObject *module);
+bool wc_init(PyObject *module);
+bool port_init(PyObject *module);
+bool connection_init(PyObject *module);
+bool requests_init(void);
+bool route_init(PyObject *module);
+bool ud_init(PyObject *module);
+/* See configure_datagrams(). */
+void set_make_datagram(PyObject *make);
+bool datagrams_init(PyObject *module);
+/* What completions and requests are made of. */
+PyObject *configure_wc(PyObject *module, PyObject *args);
+PyObject *configure_works(PyObject *module, PyObject *args);
+PyObject *configure_requests(PyObject *module, PyObject *args);
+PyObject *configure_datagrams(PyObject *module, PyObject *args);
+
+#endif

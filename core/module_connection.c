@@ -1,0 +1,213 @@
+/* Glue: connections of a port, and requests that are posted to them directly. */
+#include "module.h"
+
+#include <string.h>
+
+typedef struct {
+    QueuePair base;
+    struct rdmacm_conn conn;
+} Connection;
+
+static PyTypeObject *connection_type;
+static PyObject *s_remote_addr, *s_rkey;
+
+/* -- requests -------------------------------------------------------------------------------------------------------- */
+
+/* The fixed fields of a request. False if it is not one of those that the core takes. */
+static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
+                       bool has_element) {
+    if ((opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ) ||
+        flags & ~(uint64_t)(SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE) ||
+        (opcode == RDMACM_WR_READ && flags & SEND_INLINE) || (has_element && !rules->has_send_sge))
+        return false;
+    send->opcode = (uint8_t)opcode;
+    send->solicited = flags & SEND_SOLICITED;
+    send->is_silent = !(flags & SEND_SIGNALED || rules->signals_all);
+    return true;
+}
+
+/* Queue a request. False, with nothing done, if it is not one of those that the core takes. */
+static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *local, uint64_t flags,
+                       struct rdmacm_send *send) {
+    bool is_written = send->opcode == RDMACM_WR_READ;
+    struct hold *hold = hold_data(&self->rules, wr_id, local, flags, is_written, &send->data, &send->length);
+    if (!hold)
+        return false;
+    hold->is_silent = send->is_silent;
+    send->hold = hold;
+    bool done = rdmacm_rc_post_send(self->conn->rc, send);
+    if (!done)
+        drop_hold(hold);
+    return done;
+}
+
+/* Queue a SendWR. */
+static bool post_send(QueuePair *self, PyObject *object) {
+    struct request request;
+    struct rdmacm_send send = {0};
+    uint64_t rkey = 0;
+    bool done = parse_send(object, &request) &&
+                begin_send(&self->rules, &send, request.opcode, request.flags, request.has_element);
+    if (done && request.opcode != RDMACM_WR_SEND)
+        done = read_number(object, s_remote_addr, UINT64_MAX, &send.remote_addr) &&
+               read_number(object, s_rkey, UINT32_MAX, &rkey);
+    send.rkey = (uint32_t)rkey;
+    done = done && queue_send(self, request.wr_id, request.has_element ? &request.local : NULL, request.flags, &send);
+    end_request(&request);
+    return done;
+}
+
+static bool has_queues(const QueuePair *self) { return self->conn->rc->usual; }
+
+static size_t sends_count(const QueuePair *self) { return self->conn->rc->sends_count; }
+
+static size_t recvs_count(const QueuePair *self) {
+    const struct rdmacm_rc *rc = self->conn->rc;
+    return rc->recvs_count + (rc->current_recv.hold ? 1 : 0);
+}
+
+static bool queue_recv(QueuePair *self, const struct rdmacm_recv *recv) {
+    return rdmacm_rc_post_recv(self->conn->rc, recv);
+}
+
+static const struct queue_pair_kind connected = {has_queues, sends_count, recvs_count, post_send, queue_recv};
+
+static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 8)
+        return PyErr_Format(PyExc_TypeError, "eight arguments are wanted");
+    PyObject *wr_id = args[0], *data = args[2], *offset = args[3], *length = args[4];
+    uint64_t opcode, flags, rkey;
+    struct rdmacm_send send = {0};
+    struct local local = {0};
+    bool done = self->port->port && PyLong_CheckExact(wr_id) && number_of(args[1], UINT32_MAX, &opcode) &&
+                number_of(args[5], UINT32_MAX, &flags) && number_of(args[6], UINT64_MAX, &send.remote_addr) &&
+                number_of(args[7], UINT32_MAX, &rkey);
+    if (done && PyBytes_CheckExact(data) && length == Py_None && PyLong_CheckExact(offset) && !PyObject_IsTrue(offset))
+        local.bytes = data;
+    else
+        done = done && local_of_region(data, offset, length, &local);
+    bool is_right = true;
+    if (done) {
+        Lock *lock = self->port->lock;
+        send.rkey = (uint32_t)rkey;
+        take_lock(lock);
+        done = queue_pair_has_core(self) && queue_pair_has_room(self, 1) &&
+               begin_send(&self->rules, &send, opcode, flags, true) && queue_send(self, wr_id, &local, flags, &send);
+        PyErr_Clear();
+        if (done)
+            is_right = queue_pair_posted(self, 1);
+        rdmacm_lock_release(&lock->lock);
+    }
+    if (!is_right)
+        return NULL;
+    PyErr_Clear();
+    return PyBool_FromLong(done);
+}
+
+/* -- the object ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    struct queue_pair_parts parts;
+    PyObject *control;
+    const char *remote, *local;
+    Py_ssize_t remote_length, local_length, train;
+    int remote_port, port_number, fd;
+    unsigned int remote_scope, scope;
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#iIy#)(iiIOn)O!", port_type, &parts.port, core_type, &parts.core, &parts.qp,
+                          queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &remote, &remote_length,
+                          &remote_port, &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
+                          &train, &PyTuple_Type, &parts.limits))
+        return NULL;
+    RcCore *core = (RcCore *)parts.core;
+    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Port *)parts.port)->port ||
+        core->is_shared) {
+        PyErr_SetString(PyExc_ValueError, "addresses of two families, a closed port, or two connections of an engine");
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Connection *self = (Connection *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    struct rdmacm_conn *conn = self->base.conn = &self->conn;
+    self->base.is_shared = &core->is_shared;
+    self->base.rules.regions = core->rc.regions;
+    self->base.rules.pd = core->rc.pd;
+    conn->rc = &core->rc;
+    conn->qp_num = conn->rc->qp_num;
+    memcpy(conn->remote, remote, (size_t)remote_length);
+    memcpy(conn->local, local, (size_t)local_length);
+    conn->remote_port = htons((uint16_t)remote_port);
+    conn->remote_scope = remote_scope;
+    conn->fd = fd;
+    if (!set_route(&conn->route, conn->remote, local_length == 16, (uint16_t)port_number, scope, control, train) ||
+        !queue_pair_join(&self->base, &connected, &parts)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *connection_see_timer(Connection *self, PyObject *Py_UNUSED(ignored)) {
+    self->conn.has_timer = true;
+    if (self->conn.port)
+        rdmacm_port_see_timer(&self->conn);
+    Py_RETURN_NONE;
+}
+
+static PyObject *connection_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+    return self->core ? take_counts(self->conn->rc) : PyList_New(0);
+}
+
+static PyObject *connection_detach(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+    queue_pair_clear(self);
+    Py_RETURN_NONE;
+}
+
+static PyMemberDef connection_members[] = {
+    {"has_timer", T_BOOL, offsetof(Connection, conn.has_timer), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef connection_methods[] = {
+    {"post_send", (PyCFunction)queue_pair_post_send, METH_O,
+     "post_send(requests): post and send a SendWR or a list of them; what is left to Python, None: nothing."},
+    {"post_recv", (PyCFunction)queue_pair_post_recv, METH_O, "post_recv(requests): the same for RecvWR."},
+    {"post_part", (PyCFunction)(void (*)(void))connection_post_part, METH_FASTCALL,
+     "post_part(wr_id, opcode, data, offset, length, flags, remote_addr, rkey): the same for part of an MR, or bytes;\n"
+     "False if it was not taken."},
+    {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,
+     "post_recv_part(wr_id, region, offset, length): the same for a receive."},
+    {"take_changes", (PyCFunction)queue_pair_take_changes, METH_NOARGS,
+     "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
+    {"see_timer", (PyCFunction)connection_see_timer, METH_NOARGS,
+     "Python calls its timer at some time; the thread that serves peers does so too."},
+    {"take_counts", (PyCFunction)connection_take_counts, METH_NOARGS, "RcCore.core_take_counts() of its engine."},
+    {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the port."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot connection_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "A connection of a port (docs/core.md)."},
+    {Py_tp_new, (void *)(uintptr_t)connection_new},
+    {Py_tp_traverse, (void *)(uintptr_t)queue_pair_traverse},
+    {Py_tp_clear, (void *)(uintptr_t)queue_pair_clear},
+    {Py_tp_dealloc, (void *)(uintptr_t)queue_pair_dealloc},
+    {Py_tp_members, connection_members},
+    {Py_tp_methods, connection_methods},
+    {0, NULL},
+};
+
+static PyType_Spec connection_spec = {
+    .name = "rdmacm.proto._core.Connection",
+    .basicsize = sizeof(Connection),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = connection_slots,
+};
+
+bool connection_init(PyObject *module) {
+    static const struct name names[] = {{&s_remote_addr, "remote_addr"}, {&s_rkey, "rkey"}};
+    if (!intern_names(names, sizeof names / sizeof *names))
+        return false;
+    connection_type = (PyTypeObject *)PyType_FromSpec(&connection_spec);
+    return connection_type && PyModule_AddObjectRef(module, "Connection", (PyObject *)connection_type) == 0;
+}

@@ -1,0 +1,613 @@
+/* Glue: the lock of a runtime, and ports.
+ *
+ * The caller of a Port's methods holds its lock. The interpreter's lock is released around system
+ * calls, and the port's is held meanwhile.
+ */
+#include "module.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+PyTypeObject *port_type;
+static PyTypeObject *lock_type;
+
+/* -- the lock -------------------------------------------------------------------------------------------------------- */
+
+static PyObject *lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Lock *self = (Lock *)allocate(type, 0);
+    if (self && !rdmacm_lock_init(&self->lock)) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void lock_dealloc(Lock *self) {
+    /* Not destroyed where a thread has it that fork(2) has not copied. */
+    if (!atomic_load(&self->lock.owner))
+        rdmacm_lock_destroy(&self->lock);
+    free_object((PyObject *)self);
+}
+
+void take_lock(Lock *lock) {
+    /* A thread that has waited for the lock does not keep it while it waits for the interpreter's: the thread that serves
+     * peers needs it. But another thread may have it again whenever this one gets the interpreter, and would wake this
+     * one at each release: so the second time, this thread keeps the lock. */
+    for (bool keeps = false; !rdmacm_lock_try(&lock->lock); keeps = true) {
+        Py_BEGIN_ALLOW_THREADS
+        rdmacm_lock_take(&lock->lock);
+        if (!keeps)
+            rdmacm_lock_release(&lock->lock);
+        Py_END_ALLOW_THREADS
+        if (keeps)
+            break;
+    }
+}
+
+static PyObject *lock_acquire(Lock *self, PyObject *args) {
+    int blocking = 1;
+    if (!PyArg_ParseTuple(args, "|p", &blocking))
+        return NULL;
+    if (!blocking)
+        return PyBool_FromLong(rdmacm_lock_try(&self->lock));
+    take_lock(self);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *lock_enter(Lock *self, PyObject *Py_UNUSED(ignored)) {
+    take_lock(self);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *lock_release(Lock *self, PyObject *Py_UNUSED(ignored)) {
+    if (!rdmacm_lock_release(&self->lock)) {
+        PyErr_SetString(PyExc_RuntimeError, "cannot release a lock that this thread does not have");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *lock_exit(Lock *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count)) {
+    return lock_release(self, NULL);
+}
+
+static PyMethodDef lock_methods[] = {
+    {"acquire", (PyCFunction)lock_acquire, METH_VARARGS, "acquire(blocking=True): whether it was taken."},
+    {"release", (PyCFunction)lock_release, METH_NOARGS, "Undo acquire()."},
+    {"__enter__", (PyCFunction)lock_enter, METH_NOARGS, "acquire()"},
+    {"__exit__", (PyCFunction)(void (*)(void))lock_exit, METH_FASTCALL, "release()"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot lock_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "A lock as threading.RLock, which threads without an interpreter can take too."},
+    {Py_tp_new, (void *)(uintptr_t)lock_new},
+    {Py_tp_dealloc, (void *)(uintptr_t)lock_dealloc},
+    {Py_tp_methods, lock_methods},
+    {0, NULL},
+};
+
+static PyType_Spec lock_spec = {
+    .name = "rdmacm.proto._core.Lock",
+    .basicsize = sizeof(Lock),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = lock_slots,
+};
+
+/* -- events ---------------------------------------------------------------------------------------------------------- */
+
+static void drop_finished(struct rdmacm_port *port) {
+    while (port->finished) {
+        struct rdmacm_hold *hold = port->finished;
+        port->finished = hold->next;
+        drop_hold(hold);
+    }
+}
+
+bool see_events(Port *self) {
+    struct rdmacm_port *port = self->port;
+    if (!port)
+        return true;
+    if (port->finished)
+        drop_finished(port);
+    bool wake = false;
+    if (port->has_added) {
+        port->has_added = false;
+        wake = self->sleepers && PyObject_IsTrue(self->sleepers) > 0;
+    }
+    if (!wake && !port->events && !port->added && !port->has_counts && (!port->arrivals || self->is_processing))
+        return true;
+    PyObject *done = self->on_events ? PyObject_CallFunctionObjArgs(self->on_events, NULL) : Py_NewRef(Py_None);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* -- progress -------------------------------------------------------------------------------------------------------- */
+
+enum {
+    POLLS_PER_LOOK = 16, /* one in so many looks at all descriptors */
+    POLLS_PER_YIELD = 4,
+    MOST_POLLS = 16384, /* from one yield to the next */
+    MOST_READY = 8,
+};
+
+/* Seconds. Once in PROGRESS_INTERVAL a poll is Python's, which makes full progress. */
+#define PROGRESS_INTERVAL 0.001
+#define LONG_YIELD 0.0005
+
+/* Read all sockets of the port that have something; false where another descriptor is ready, or one has an error. */
+static bool look(struct rdmacm_port *port, size_t *count) {
+    struct epoll_event ready[MOST_READY];
+    int found = epoll_wait(port->poll_fd, ready, MOST_READY, 0);
+    bool is_mine = true;
+    for (int i = 0; i < found; i++) {
+        size_t at = 0;
+        while (at < port->sources_count && port->sources[at] != ready[i].data.fd)
+            at++;
+        if (at == port->sources_count || ready[i].events & EPOLLERR)
+            is_mine = false;
+        else
+            *count += rdmacm_port_receive(port, ready[i].data.fd, 1);
+    }
+    return is_mine;
+}
+
+/* Yield the processor after some polls in vain: the peer may need it. Where somebody else computes on it, which takes
+ * milliseconds, yield less often. */
+static void yield(struct rdmacm_port *port) {
+    if (++port->empty_polls < port->yield_interval)
+        return;
+    double before = rdmacm_now();
+    sched_yield();
+    bool is_long = rdmacm_now() - before > LONG_YIELD;
+    port->empty_polls = 0;
+    port->yield_interval = !is_long                             ? POLLS_PER_YIELD
+                           : port->yield_interval < MOST_POLLS ? 8 * port->yield_interval
+                                                               : port->yield_interval;
+}
+
+int poll_port(Port *self, const struct rdmacm_cq *queue) {
+    struct rdmacm_port *port = self->port;
+    if (!port || !port->is_enabled || !port->table_count || port->arrivals || self->is_processing)
+        return POLL_IN_PYTHON;
+    double now = rdmacm_now();
+    if (now >= self->progress_due) {
+        self->progress_due = now + PROGRESS_INTERVAL;
+        return POLL_IN_PYTHON;
+    }
+    self->polls++;
+    bool is_done = true;
+    size_t count = 0;
+    Py_BEGIN_ALLOW_THREADS
+    atomic_fetch_add_explicit(&port->calls, 1, memory_order_relaxed);
+    if (port->acks)
+        rdmacm_port_acknowledge(port, now);
+    if (port->recent < 0 || self->polls % POLLS_PER_LOOK == 0)
+        is_done = look(port, &count);
+    else
+        count = rdmacm_port_receive(port, port->recent, 1);
+    if (!count && now >= port->timers_due)
+        rdmacm_port_call_timers(port, now);
+    if (port->ready)
+        rdmacm_port_take_turns(port, now);
+    if (port->acks)
+        rdmacm_port_end_turn(port, queue->count > 0, now);
+    if (!count)
+        yield(port);
+    else if (port->yield_interval == POLLS_PER_YIELD)
+        port->empty_polls = 0;
+    Py_END_ALLOW_THREADS
+    return !is_done ? POLL_IN_PYTHON : count ? POLLED : POLLED_NOTHING;
+}
+
+void acknowledge(Port *self) {
+    struct rdmacm_port *port = self->port;
+    if (port && port->acks) {
+        Py_BEGIN_ALLOW_THREADS
+        rdmacm_port_acknowledge(port, rdmacm_now());
+        Py_END_ALLOW_THREADS
+    }
+}
+
+/* -- ports ----------------------------------------------------------------------------------------------------------- */
+
+static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    PyObject *lock, *on_events, *sleepers;
+    if (!PyArg_ParseTuple(args, "O!OO", lock_type, &lock, &on_events, &sleepers))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Port *self = (Port *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->port = rdmacm_port_new();
+    self->lock = (Lock *)Py_NewRef(lock);
+    self->on_events = Py_NewRef(on_events);
+    self->sleepers = Py_NewRef(sleepers);
+    if (!self->port) {
+        Py_DECREF((PyObject *)self);
+        return PyErr_NoMemory();
+    }
+    self->port->is_enabled = true;
+    self->port->yield_interval = POLLS_PER_YIELD;
+    self->signal_fd = -1;
+    return (PyObject *)self;
+}
+
+static int port_traverse(Port *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->on_events);
+    Py_VISIT(self->sleepers);
+    return 0;
+}
+
+static int port_clear(Port *self) {
+    Py_CLEAR(self->on_events);
+    Py_CLEAR(self->sleepers);
+    return 0;
+}
+
+static PyObject *port_open(Port *self, PyObject *argument) {
+    long fd = PyLong_AsLong(argument);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    if (!self->port || self->signal_fd >= 0)
+        return PyErr_Format(PyExc_ValueError, "the port is open, or of another process");
+    self->signal_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (self->signal_fd < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    self->port->poll_fd = (int)fd;
+    return PyLong_FromLong(self->signal_fd);
+}
+
+static void close_signal(Port *self) {
+    if (self->signal_fd >= 0)
+        close(self->signal_fd);
+    self->signal_fd = -1;
+}
+
+static PyObject *port_serve(Port *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_port *port = self->port;
+    bool is_new = port && self->signal_fd >= 0 && !port->service &&
+                  rdmacm_service_start(port, &self->lock->lock, self->signal_fd);
+    return PyBool_FromLong(is_new);
+}
+
+static PyObject *port_heard(Port *self, PyObject *Py_UNUSED(ignored)) {
+    uint64_t count;
+    if (self->signal_fd >= 0 && read(self->signal_fd, &count, sizeof count) < 0 && errno != EAGAIN)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    if (self->port && self->port->service)
+        rdmacm_service_heard(self->port);
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_close(Port *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_port *port = self->port;
+    if (!port)
+        Py_RETURN_NONE;
+    if (port->service) {
+        Py_BEGIN_ALLOW_THREADS
+        rdmacm_service_stop(port);
+        Py_END_ALLOW_THREADS
+    }
+    close_signal(self);
+    for (size_t i = 0; i < port->table_capacity;) {
+        if (port->table[i])
+            rdmacm_port_detach(port->table[i]); /* another may move there */
+        else
+            i++;
+    }
+    for (struct rdmacm_arrival *arrival; (arrival = rdmacm_port_take_arrival(port));)
+        free(arrival);
+    for (; port->added; port->added = port->added->next_added)
+        port->added->is_listed = false;
+    port->sources_count = 0;
+    port->recent = port->poll_fd = -1;
+    drop_finished(port);
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_abandon(Port *self, PyObject *Py_UNUSED(ignored)) {
+    self->port = NULL; /* leaked: a thread that fork(2) has not copied may have been about to change it */
+    close_signal(self);
+    Py_RETURN_NONE;
+}
+
+static void port_dealloc(Port *self) {
+    PyObject_GC_UnTrack(self);
+    if (self->port) {
+        Py_DECREF(port_close(self, NULL)); /* nobody else has the port, whose lock nobody takes therefore */
+        rdmacm_port_free(self->port);
+    }
+    port_clear(self);
+    Py_XDECREF((PyObject *)self->lock);
+    free_object((PyObject *)self);
+}
+
+static PyObject *port_add_source(Port *self, PyObject *argument) {
+    long fd = PyLong_AsLong(argument);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    if (self->port && !rdmacm_port_add_source(self->port, (int)fd))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_receive(Port *self, PyObject *argument) {
+    long fd = PyLong_AsLong(argument);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    size_t count = 0;
+    struct rdmacm_port *port = self->port;
+    if (port) {
+        Py_BEGIN_ALLOW_THREADS
+        count = rdmacm_port_receive(port, (int)fd, 1);
+        if (port->ready)
+            rdmacm_port_take_turns(port, rdmacm_now());
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromSize_t(count);
+}
+
+static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->port)
+        atomic_fetch_add_explicit(&self->port->calls, 1, memory_order_relaxed);
+    acknowledge(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_end_turn(Port *self, PyObject *has_result) {
+    struct rdmacm_port *port = self->port;
+    if (port && port->acks) {
+        bool result = PyObject_IsTrue(has_result) > 0;
+        Py_BEGIN_ALLOW_THREADS
+        rdmacm_port_end_turn(port, result, rdmacm_now());
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_take_turns(Port *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_port *port = self->port;
+    if (port && port->ready) {
+        Py_BEGIN_ALLOW_THREADS
+        rdmacm_port_take_turns(port, rdmacm_now());
+        Py_END_ALLOW_THREADS
+    }
+    return PyBool_FromLong(port && port->ready);
+}
+
+static PyObject *address_of(const struct sockaddr_storage *source) {
+    if (source->ss_family == AF_INET) {
+        const struct sockaddr_in *from = (const struct sockaddr_in *)source;
+        return Py_BuildValue("y#iII", &from->sin_addr, (Py_ssize_t)4, ntohs(from->sin_port), 0u, 0u);
+    }
+    const struct sockaddr_in6 *from = (const struct sockaddr_in6 *)source;
+    return Py_BuildValue("y#iII", &from->sin6_addr, (Py_ssize_t)16, ntohs(from->sin6_port),
+                         ntohl(from->sin6_flowinfo) & 0xFFFFF, from->sin6_scope_id);
+}
+
+static PyObject *port_take_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *list = PyList_New(0);
+    for (struct rdmacm_arrival *arrival; list && self->port && (arrival = rdmacm_port_take_arrival(self->port));) {
+        PyObject *item = Py_BuildValue("y#nNy#ii", arrival->data, (Py_ssize_t)arrival->size,
+                                       (Py_ssize_t)arrival->segment, address_of(&arrival->source), arrival->local,
+                                       (Py_ssize_t)arrival->local_length, arrival->traffic_class,
+                                       arrival->hop_limit);
+        free(arrival);
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_port *port = self->port;
+    PyObject *list = PyList_New(0);
+    if (!list || !port || !port->has_counts)
+        return list;
+    port->has_counts = false;
+    struct {
+        int code;
+        unsigned long count;
+    } found[RDMACM_ERRNO_COUNT + 3];
+    size_t count = 0;
+    for (int code = 0; code < RDMACM_ERRNO_COUNT; code++) {
+        if (port->lost[code]) {
+            found[count].code = code;
+            found[count++].count = port->lost[code];
+            port->lost[code] = 0;
+        }
+    }
+    found[count].code = -1;
+    found[count++].count = port->no_room;
+    found[count].code = -2;
+    found[count++].count = port->trains_cut;
+    found[count].code = -3;
+    found[count++].count = port->dropped;
+    port->no_room = port->trains_cut = port->dropped = 0;
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *item = found[i].count ? Py_BuildValue("ik", found[i].code, found[i].count) : Py_NewRef(Py_None);
+        if (!item || (item != Py_None && PyList_Append(list, item) < 0))
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *port_take_events(Port *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *list = PyList_New(0);
+    while (list && self->port && self->port->events) {
+        struct rdmacm_conn *conn = self->port->events;
+        self->port->events = conn->next_event;
+        conn->in_events = false;
+        unsigned events = conn->events;
+        conn->events = 0;
+        if (events & RDMACM_EVENT_TIMER)
+            conn->has_timer = true;
+        PyObject *item = Py_BuildValue("OINN", (PyObject *)conn->owner, events,
+                                       conn->rc && conn->rc->has_deadline ? PyFloat_FromDouble(conn->rc->deadline)
+                                                                          : Py_NewRef(Py_None),
+                                       conn->ud ? take_ud_counts(conn->ud) : take_counts(conn->rc));
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *list = PyList_New(0);
+    while (list && self->port && self->port->added) {
+        struct rdmacm_cq *cq = self->port->added;
+        self->port->added = cq->next_added;
+        cq->is_listed = false;
+        CompletionQueue *queue = cq->owner;
+        bool solicited = cq->solicited;
+        cq->solicited = false;
+        if (!queue->owner)
+            continue;
+        PyObject *item = Py_BuildValue("OOO", queue->owner, solicited ? Py_True : Py_False,
+                                       cq->overrun ? Py_True : Py_False);
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+/* -- fields of a port ------------------------------------------------------------------------------------------------ */
+
+static PyObject *get_is_enabled(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->is_enabled);
+}
+
+static int set_is_enabled(Port *self, PyObject *value, void *Py_UNUSED(closure)) {
+    struct rdmacm_port *port = self->port;
+    if (port) {
+        take_lock(self->lock);
+        /* What the core has to send leaves before a tap is there, which sees all that follows. */
+        acknowledge(self);
+        while (port->ready)
+            rdmacm_port_take_turns(port, rdmacm_now());
+        port->is_enabled = value && PyObject_IsTrue(value) > 0;
+        rdmacm_lock_release(&self->lock->lock);
+    }
+    return 0;
+}
+
+static PyObject *get_may_defer_acks(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->may_defer_acks);
+}
+
+static int set_may_defer_acks(Port *self, PyObject *value, void *Py_UNUSED(closure)) {
+    if (self->port)
+        self->port->may_defer_acks = value && PyObject_IsTrue(value) > 0;
+    return 0;
+}
+
+/* Whether it reads the sockets for Python. */
+static PyObject *get_is_active(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->is_enabled && self->port->table_count);
+}
+
+static PyObject *get_has_arrivals(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->arrivals);
+}
+
+static PyObject *get_has_acks(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->acks);
+}
+
+static PyObject *get_has_ready(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->ready);
+}
+
+static PyObject *get_calls(Port *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(self->port ? atomic_load(&self->port->calls) : 0);
+}
+
+static PyObject *get_is_served(Port *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->port && self->port->service);
+}
+
+static PyObject *get_taken(Port *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(self->port ? self->port->taken : 0);
+}
+
+static PyObject *get_deferrals(Port *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(self->port ? self->port->deferrals : 0);
+}
+
+static PyGetSetDef port_getset[] = {
+    {"is_enabled", (getter)get_is_enabled, (setter)set_is_enabled, NULL, NULL},
+    {"may_defer_acks", (getter)get_may_defer_acks, (setter)set_may_defer_acks, NULL, NULL},
+    {"is_active", (getter)get_is_active, NULL, NULL, NULL},
+    {"has_arrivals", (getter)get_has_arrivals, NULL, NULL, NULL},
+    {"has_acks", (getter)get_has_acks, NULL, NULL, NULL},
+    {"has_ready", (getter)get_has_ready, NULL, NULL, NULL},
+    {"calls", (getter)get_calls, NULL, NULL, NULL},
+    {"is_served", (getter)get_is_served, NULL, NULL, NULL},
+    {"taken", (getter)get_taken, NULL, NULL, NULL},
+    {"deferrals", (getter)get_deferrals, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef port_members[] = {
+    {"is_processing", T_BOOL, offsetof(Port, is_processing), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef port_methods[] = {
+    {"open", (PyCFunction)port_open, METH_O,
+     "open(poll_fd): the epoll descriptor of all that the owner reads; one that is readable when it has to look here."},
+    {"serve", (PyCFunction)port_serve, METH_NOARGS, "Have a thread serve the peers; True if it is new."},
+    {"heard", (PyCFunction)port_heard, METH_NOARGS, "The owner has looked at that descriptor."},
+    {"close", (PyCFunction)port_close, METH_NOARGS, "Let go of the connections and of the sockets, which stay open."},
+    {"abandon", (PyCFunction)port_abandon, METH_NOARGS, "In a child of fork(2): do nothing any more."},
+    {"add_source", (PyCFunction)port_add_source, METH_O, "add_source(fd): read a UDP socket."},
+    {"receive", (PyCFunction)port_receive, METH_O, "receive(fd): read a socket; the number of datagrams."},
+    {"acknowledge", (PyCFunction)port_acknowledge, METH_NOARGS, "Send the ACKs that wait."},
+    {"end_turn", (PyCFunction)port_end_turn, METH_O, "end_turn(has_result): send them, unless they may be deferred."},
+    {"take_turns", (PyCFunction)port_take_turns, METH_NOARGS, "Send more; whether there is still more."},
+    {"take_arrivals", (PyCFunction)port_take_arrivals, METH_NOARGS,
+     "What was not processed: (data, segment, (address, port, flow, scope), local, traffic class, hop limit)."},
+    {"take_counts", (PyCFunction)port_take_counts, METH_NOARGS,
+     "Packets lost: (errno, count); -1 stands for no room, -2 for trains that were cut, -3 for packets dropped."},
+    {"take_events", (PyCFunction)port_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},
+    {"take_added", (PyCFunction)port_take_added, METH_NOARGS, "(owner, solicited, overrun) of queues."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot port_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "Port(lock, on_events, sleepers): the sockets of a wire (docs/core.md)."},
+    {Py_tp_new, (void *)(uintptr_t)port_new},
+    {Py_tp_traverse, (void *)(uintptr_t)port_traverse},
+    {Py_tp_clear, (void *)(uintptr_t)port_clear},
+    {Py_tp_dealloc, (void *)(uintptr_t)port_dealloc},
+    {Py_tp_getset, port_getset},
+    {Py_tp_members, port_members},
+    {Py_tp_methods, port_methods},
+    {0, NULL},
+};
+
+static PyType_Spec port_spec = {
+    .name = "rdmacm.proto._core.Port",
+    .basicsize = sizeof(Port),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = port_slots,
+};
+
+bool port_init(PyObject *module) {
+    lock_type = (PyTypeObject *)PyType_FromSpec(&lock_spec);
+    port_type = (PyTypeObject *)PyType_FromSpec(&port_spec);
+    return lock_type && port_type && PyModule_AddObjectRef(module, "Lock", (PyObject *)lock_type) == 0 &&
+           PyModule_AddObjectRef(module, "Port", (PyObject *)port_type) == 0 && connection_init(module);
+}

@@ -1,0 +1,642 @@
+/* Glue: the fields and queues of a connection. What module_memory.c says about locks and memory is true here. */
+#include "module.h"
+
+#include <string.h>
+
+PyTypeObject *core_type;
+static PyObject *s_opcode, *s_segments, *s_signaled, *s_solicited, *s_fence, *s_remote_addr, *s_rkey, *s_wr_id,
+    *s_length, *s_first_psn, *s_last_psn, *s_received_bytes, *s_requested_packets;
+/* Too large for a stack. */
+static struct rdmacm_out out;
+
+/* -- a connection ---------------------------------------------------------------------------------------------------- */
+
+static PyObject *core_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    RcCore *self = (RcCore *)allocate(type, 0);
+    if (self)
+        rdmacm_rc_init(&self->rc);
+    return (PyObject *)self;
+}
+
+static int core_traverse(RcCore *self, visitproc visit, void *arg) {
+    struct rdmacm_rc *rc = &self->rc;
+    int result = 0;
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->regions);
+    Py_VISIT(self->pd);
+    if (self->is_shared) /* another thread may change the queues now */
+        return 0;
+    for (size_t i = 0; i < rc->sends_count && !result; i++)
+        result = visit_hold(rdmacm_rc_send_at(rc, i)->hold, visit, arg);
+    for (size_t i = 0; i < rc->recvs_count && !result; i++)
+        result = visit_hold(rdmacm_rc_recv_at(rc, i)->hold, visit, arg);
+    for (size_t i = 0; i < rc->completions_count && !result; i++)
+        result = visit_hold(rc->completions[i].hold, visit, arg);
+    if (rc->current_recv.hold && !result)
+        result = visit_hold(rc->current_recv.hold, visit, arg);
+    return result;
+}
+
+static int core_clear(RcCore *self) {
+    struct rdmacm_rc *rc = &self->rc;
+    if (self->is_shared) /* its connection is garbage as well, and will let go of it */
+        return 0;
+    rc->usual = false;
+    rc->regions = NULL;
+    Py_CLEAR(self->regions);
+    Py_CLEAR(self->pd);
+    /* Each queue is empty before a hold ends, which may run other code. */
+    while (rc->sends_count)
+        drop_hold(rdmacm_rc_send_at(rc, --rc->sends_count)->hold);
+    rc->begun = rc->send_index = 0;
+    while (rc->recvs_count)
+        drop_hold(rdmacm_rc_recv_at(rc, --rc->recvs_count)->hold);
+    while (rc->completions_count)
+        drop_hold(rc->completions[--rc->completions_count].hold);
+    void *hold = rc->current_recv.hold;
+    rc->current_recv = (struct rdmacm_recv){0};
+    if (hold)
+        drop_hold(hold);
+    return 0;
+}
+
+static void core_dealloc(RcCore *self) {
+    PyObject_GC_UnTrack(self);
+    core_clear(self);
+    rdmacm_rc_free(&self->rc);
+    free_object((PyObject *)self);
+}
+
+static PyObject *core_set_flow(RcCore *self, PyObject *args) {
+    int incoming, is_ipv6;
+    unsigned int base;
+    if (!PyArg_ParseTuple(args, "pIp", &incoming, &base, &is_ipv6))
+        return NULL;
+    struct rdmacm_flow *flow = incoming ? &self->rc.flow_in : &self->rc.flow_out;
+    flow->base = base;
+    flow->is_ipv6 = is_ipv6;
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_set_memory(RcCore *self, PyObject *args) {
+    PyObject *regions, *pd;
+    if (!PyArg_ParseTuple(args, "O!O", regions_type, &regions, &pd))
+        return NULL;
+    self->rc.regions = &((Regions *)regions)->regions;
+    self->rc.pd = (uint64_t)(uintptr_t)pd;
+    PyObject *before = self->regions, *pd_before = self->pd;
+    self->regions = Py_NewRef(regions);
+    self->pd = Py_NewRef(pd);
+    Py_XDECREF(before);
+    Py_XDECREF(pd_before);
+    Py_RETURN_NONE;
+}
+
+/* An attribute as a number of at most `most`. False with an exception, or with none where it is larger or negative. */
+static bool get_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *result) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value)
+        return false;
+    *result = PyLong_AsUnsignedLongLong(value);
+    Py_DECREF(value);
+    if (*result == UINT64_MAX && PyErr_Occurred())
+        return false;
+    return *result <= most;
+}
+
+/* 1 for true, 0 for false, -1 for an exception. */
+static int get_truth(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (!value)
+        return -1;
+    int truth = PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return truth;
+}
+
+struct hold *hold_segment(PyObject *work, int flags) {
+    PyObject *segments = PyObject_GetAttr(work, s_segments), *segment = NULL;
+    if (!segments)
+        return NULL;
+    Py_ssize_t count = PySequence_Size(segments);
+    if (count == 1)
+        segment = PySequence_GetItem(segments, 0);
+    Py_DECREF(segments);
+    if (count < 0 || count > 1 || (count == 1 && !segment))
+        return NULL;
+    struct hold *hold = make_hold(work, segment, flags);
+    Py_XDECREF(segment);
+    if (!hold && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_BufferError)))
+        PyErr_Clear(); /* released, or read-only: the engine reports it */
+    return hold;
+}
+
+/* Read the progress of a request that has begun. */
+static bool get_progress(PyObject *work, struct rdmacm_send *send) {
+    struct {
+        PyObject *name;
+        uint32_t *place;
+        uint64_t most;
+    } progress[] = {
+        {s_first_psn, &send->first_psn, RDMACM_PSN_MASK},
+        {s_last_psn, &send->last_psn, RDMACM_PSN_MASK},
+        {s_received_bytes, &send->received_bytes, UINT32_MAX},
+        {s_requested_packets, &send->requested_packets, UINT32_MAX},
+    };
+    size_t count = send->opcode == RDMACM_WR_READ ? sizeof progress / sizeof *progress : 2;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t value;
+        if (!get_number(work, progress[i].name, progress[i].most, &value))
+            return false;
+        *progress[i].place = (uint32_t)value;
+    }
+    return true;
+}
+
+/* Whether the success of a request is not shown to the user: 1, 0, or -1 for an exception. */
+static int has_no_completion(PyObject *work) {
+    int is_signaled = get_truth(work, s_signaled);
+    if (is_signaled <= 0 || !unsignaled_class)
+        return is_signaled < 0 ? -1 : !is_signaled;
+    PyObject *wr_id = PyObject_GetAttr(work, s_wr_id);
+    if (!wr_id)
+        return -1;
+    bool is_silent = (PyObject *)Py_TYPE(wr_id) == unsignaled_class;
+    Py_DECREF(wr_id);
+    return is_silent;
+}
+
+/* 1: queued; 0: not a request of the core; -1: an exception. */
+static int post_send(RcCore *self, PyObject *work, bool has_begun) {
+    uint64_t opcode, rkey;
+    if (!self->rc.usual)
+        return 0;
+    if (!get_number(work, s_opcode, 255, &opcode))
+        return PyErr_Occurred() ? -1 : 0;
+    if (opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ)
+        return 0;
+    struct rdmacm_send send = {.opcode = (uint8_t)opcode};
+    if (!get_number(work, s_remote_addr, UINT64_MAX, &send.remote_addr) ||
+        !get_number(work, s_rkey, UINT32_MAX, &rkey))
+        return PyErr_Occurred() ? -1 : 0;
+    int fence = get_truth(work, s_fence), solicited = get_truth(work, s_solicited);
+    if (fence || solicited < 0)
+        return PyErr_Occurred() ? -1 : 0;
+    if (has_begun && !get_progress(work, &send))
+        return PyErr_Occurred() ? -1 : 0;
+    struct hold *hold = hold_segment(work, opcode == RDMACM_WR_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    if (!hold)
+        return PyErr_Occurred() ? -1 : 0;
+    send.hold = hold;
+    send.rkey = (uint32_t)rkey;
+    send.solicited = solicited;
+    int is_silent = has_no_completion(work);
+    if (is_silent < 0) {
+        drop_hold(hold);
+        return -1;
+    }
+    send.is_silent = hold->is_silent = is_silent;
+    if (hold->has_view) {
+        if ((uint64_t)hold->view.len > RDMACM_LONGEST_MESSAGE) {
+            drop_hold(hold);
+            return 0;
+        }
+        send.data = hold->view.buf;
+        send.length = (uint32_t)hold->view.len;
+    }
+    if (!(has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send)) {
+        drop_hold(hold);
+        return 0;
+    }
+    return 1;
+}
+
+static PyObject *answer(int result) { return result < 0 ? NULL : PyBool_FromLong(result); }
+
+static PyObject *core_post_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, false)); }
+
+static PyObject *core_adopt_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, true)); }
+
+static PyObject *core_post_recv(RcCore *self, PyObject *work) {
+    if (!self->rc.usual)
+        Py_RETURN_FALSE;
+    struct hold *hold = hold_segment(work, PyBUF_WRITABLE);
+    if (!hold)
+        return answer(PyErr_Occurred() ? -1 : 0);
+    struct rdmacm_recv recv = {.hold = hold};
+    if (hold->has_view) {
+        recv.data = hold->view.buf;
+        recv.length = (uint64_t)hold->view.len;
+    }
+    if (!rdmacm_rc_post_recv(&self->rc, &recv)) {
+        drop_hold(hold);
+        Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+PyObject *join_pieces(const struct rdmacm_out *from, const struct rdmacm_datagram *datagram) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)datagram->bytes);
+    if (!bytes)
+        return NULL;
+    char *p = PyBytes_AsString(bytes);
+    for (size_t i = datagram->first; i < datagram->first + datagram->count; i++) {
+        memcpy(p, from->pieces[i].iov_base, from->pieces[i].iov_len);
+        p += from->pieces[i].iov_len;
+    }
+    return bytes;
+}
+
+/* The datagrams of `out`, as a list of ([bytes], segment). */
+static PyObject *make_datagrams(void) {
+    struct {
+        PyObject *bytes;
+        size_t segment;
+    } made[RDMACM_BUILD_LIMIT + 2];
+    size_t count = out.datagrams_count, done = 0;
+    for (; done < count; done++) {
+        made[done].segment = out.datagrams[done].segment;
+        made[done].bytes = join_pieces(&out, &out.datagrams[done]);
+        if (!made[done].bytes)
+            break;
+    }
+    PyObject *list = done == count ? PyList_New((Py_ssize_t)count) : NULL;
+    for (size_t i = 0; i < done; i++) {
+        PyObject *item = list ? Py_BuildValue("([O]n)", made[i].bytes, (Py_ssize_t)made[i].segment) : NULL;
+        Py_DECREF(made[i].bytes);
+        if (item)
+            PyList_SetItem(list, (Py_ssize_t)i, item);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* Append the WC of a completion to a list, unless it is that of an unsignaled send. */
+static bool append_wc(RcCore *self, const struct rdmacm_completion *completion, PyObject *completed) {
+    const struct hold *hold = completion->hold;
+    int is_wanted = completion->is_recv || !hold->owner ? 1 : get_truth(hold->owner, s_signaled);
+    if (is_wanted <= 0)
+        return is_wanted == 0;
+    PyObject *wr_id = wr_id_of(hold);
+    if (wr_id && !hold->owner && hold->is_silent) {
+        PyObject *number = wr_id;
+        wr_id = PyObject_CallFunctionObjArgs(unsignaled_class, number, NULL);
+        Py_DECREF(number);
+    }
+    PyObject *wc = wr_id ? make_wc(wr_id, completion, self->rc.qp_num) : NULL;
+    bool done = wc && PyList_Append(completed, wc) == 0;
+    Py_XDECREF(wc);
+    Py_XDECREF(wr_id);
+    return done;
+}
+
+/* Append the completions to a list. Each leaves the queue first, because what follows may run any code. */
+static bool drain(RcCore *self, PyObject *completed) {
+    struct rdmacm_rc *rc = &self->rc;
+    bool is_right = true;
+    while (rc->completions_count && is_right) {
+        struct rdmacm_completion completion = rc->completions[0];
+        rc->completions_count--;
+        memmove(rc->completions, rc->completions + 1, rc->completions_count * sizeof completion);
+        is_right = append_wc(self, &completion, completed);
+        drop_hold(completion.hold);
+    }
+    return is_right;
+}
+
+static PyObject *core_take(RcCore *self, PyObject *args) {
+    Py_buffer data;
+    Py_ssize_t segment;
+    double now;
+    PyObject *completed;
+    if (!PyArg_ParseTuple(args, "y*ndO!", &data, &segment, &now, &PyList_Type, &completed))
+        return NULL;
+    size_t accepted, size = (size_t)data.len;
+    int32_t first;
+    size_t taken = rdmacm_rc_take(&self->rc, data.buf, size, segment > 0 ? (size_t)segment : 0, now, &accepted, &first);
+    PyBuffer_Release(&data);
+    if (self->rc.completions_count && !drain(self, completed))
+        return NULL;
+    if (taken == size)
+        return PyLong_FromSize_t(accepted);
+    return Py_BuildValue("nni", (Py_ssize_t)taken, (Py_ssize_t)accepted, (int)first);
+}
+
+static PyObject *core_build(RcCore *self, PyObject *args) {
+    double now;
+    Py_ssize_t limit, train;
+    if (!PyArg_ParseTuple(args, "dnn", &now, &limit, &train))
+        return NULL;
+    if (!self->rc.usual)
+        Py_RETURN_NONE;
+    if (!rdmacm_rc_build(&self->rc, &out, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now))
+        Py_RETURN_NONE;
+    return make_datagrams();
+}
+
+static PyObject *core_timer(RcCore *self, PyObject *argument) {
+    double now = PyFloat_AsDouble(argument);
+    if (now == -1.0 && PyErr_Occurred())
+        return NULL;
+    return PyBool_FromLong(rdmacm_rc_timer(&self->rc, now));
+}
+
+/* Names in EngineCounters (proto/engine.py): of its counter and of the count there. */
+static const struct {
+    const char *counter, *name;
+} count_names[RDMACM_COUNTS] = {
+    [RDMACM_TIMEOUTS] = {"errors", "local_ack_timeout_err"},
+    [RDMACM_RETRIES] = {"errors", "completer_retry_err"},
+    [RDMACM_SEQUENCE_NAKS] = {"errors", "rcvd_seq_err"},
+    [RDMACM_RNR_NAKS] = {"errors", "rcvd_rnr_err"},
+    [RDMACM_IMPLIED_NAKS] = {"errors", "implied_nak_seq_err"},
+    [RDMACM_EARLY_REQUESTS] = {"errors", "out_of_seq_request"},
+    [RDMACM_DROPPED_SEQUENCE] = {"dropped", "sequence"},
+    [RDMACM_DROPPED_DUPLICATES] = {"dropped", "duplicate"},
+    [RDMACM_DROPPED_NOT_READY] = {"dropped", "not ready"},
+    [RDMACM_DROPPED_REFUSED] = {"dropped", "refused"},
+    [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
+};
+
+PyObject *take_counts(struct rdmacm_rc *rc) {
+    PyObject *list = PyList_New(0);
+    rc->has_counts = false;
+    for (size_t i = 0; list && i < RDMACM_COUNTS; i++) {
+        if (!rc->counts[i])
+            continue;
+        PyObject *item = Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, rc->counts[i]);
+        rc->counts[i] = 0;
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) { return take_counts(&self->rc); }
+
+static PyObject *core_to_send(RcCore *self, PyObject *Py_UNUSED(ignored)) {
+    return PyLong_FromLong(rdmacm_rc_to_send(&self->rc));
+}
+
+static PyObject *core_begin(RcCore *self, PyObject *send_index) {
+    size_t index = PyLong_AsSize_t(send_index);
+    if (index == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    if (!rdmacm_rc_begin(&self->rc))
+        Py_RETURN_FALSE;
+    self->rc.send_index = index;
+    Py_RETURN_TRUE;
+}
+
+static bool set_number(PyObject *object, PyObject *name, uint32_t value) {
+    PyObject *number = PyLong_FromUnsignedLong(value);
+    bool done = number && PyObject_SetAttr(object, name, number) == 0;
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Append the SendWork of a request, and end its hold. */
+static bool give_send(PyObject *list, const struct rdmacm_send *send, bool has_begun) {
+    PyObject *work = work_of_send(send);
+    drop_hold(send->hold);
+    bool done = work && (!has_begun || (set_number(work, s_length, send->length) &&
+                               set_number(work, s_first_psn, send->first_psn) &&
+                               set_number(work, s_last_psn, send->last_psn) &&
+                               set_number(work, s_received_bytes, send->received_bytes) &&
+                               set_number(work, s_requested_packets, send->requested_packets)));
+    done = done && PyList_Append(list, work) == 0;
+    Py_XDECREF(work);
+    return done;
+}
+
+static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_rc *rc = &self->rc;
+    PyObject *sends = PyList_New(0), *recvs = PyList_New(0), *responses = PyList_New(0), *resources = PyList_New(0);
+    PyObject *current = NULL, *result = NULL;
+    if (!sends || !recvs || !responses || !resources)
+        goto done;
+    size_t begun = rc->begun, send_index = rc->send_index;
+    rc->usual = false;
+    while (rc->sends_count) {
+        struct rdmacm_send send = *rdmacm_rc_send_at(rc, 0);
+        bool has_begun = rc->begun > 0;
+        rc->sends_head = (rc->sends_head + 1) & (rc->sends_capacity - 1);
+        rc->sends_count--;
+        rc->begun -= has_begun;
+        if (!give_send(sends, &send, has_begun))
+            goto done;
+    }
+    rc->send_index = 0;
+    while (rc->recvs_count) {
+        struct rdmacm_recv recv = *rdmacm_rc_recv_at(rc, 0);
+        rc->recvs_head = (rc->recvs_head + 1) & (rc->recvs_capacity - 1);
+        rc->recvs_count--;
+        PyObject *work = work_of_recv(&recv);
+        drop_hold(recv.hold);
+        int failed = work ? PyList_Append(recvs, work) : -1;
+        Py_XDECREF(work);
+        if (failed)
+            goto done;
+    }
+    if (rc->current_recv.hold) {
+        struct rdmacm_recv recv = rc->current_recv;
+        rc->current_recv = (struct rdmacm_recv){0};
+        current = work_of_recv(&recv);
+        drop_hold(recv.hold);
+        if (!current)
+            goto done;
+    }
+    for (size_t i = 0; i < rc->resources_count; i++) {
+        size_t at = (rc->resources_next + rc->resources_capacity - rc->resources_count + i) % rc->resources_capacity;
+        const struct rdmacm_resource *read = &rc->resources[at];
+        PyObject *item = Py_BuildValue("IIIKI", read->first_psn,
+                                       ((read->last_psn - read->first_psn) & RDMACM_PSN_MASK) + 1, read->rkey,
+                                       (unsigned long long)read->address, read->length);
+        int failed = item ? PyList_Append(resources, item) : -1;
+        Py_XDECREF(item);
+        if (failed)
+            goto done;
+    }
+    for (size_t i = 0; i < rc->responses_count; i++) {
+        const struct rdmacm_response *response = rdmacm_rc_response_at(rc, i);
+        const struct rdmacm_resource *read = &response->read;
+        PyObject *of_read = response->is_read
+                                ? Py_BuildValue("OIIKI", response->is_repeated ? Py_True : Py_False, read->first_psn,
+                                                read->rkey, (unsigned long long)read->address, read->length)
+                                : Py_NewRef(Py_None);
+        PyObject *item = Py_BuildValue("IIIIIN", response->psn, response->last_psn, response->offset,
+                                       response->syndrome, response->msn, of_read);
+        int failed = item ? PyList_Append(responses, item) : -1;
+        Py_XDECREF(item);
+        if (failed)
+            goto done;
+    }
+    rc->responses_count = rc->reads_waiting = rc->resources_count = 0;
+    result = Py_BuildValue("OnnOOOO", sends, (Py_ssize_t)begun, (Py_ssize_t)send_index, recvs,
+                           current ? current : Py_None, resources, responses);
+done:
+    Py_XDECREF(sends);
+    Py_XDECREF(recvs);
+    Py_XDECREF(responses);
+    Py_XDECREF(resources);
+    Py_XDECREF(current);
+    return result;
+}
+
+/* -- fields ---------------------------------------------------------------------------------------------------------- */
+
+#define FIELD(name, kind) {#name, kind, offsetof(RcCore, rc.name), 0, NULL}
+
+static PyMemberDef core_members[] = {
+    FIELD(usual, T_BOOL),
+    FIELD(qp_num, T_UINT),
+    FIELD(failed, T_BOOL),
+    FIELD(path_mtu, T_UINT),
+    FIELD(send_bth, T_ULONGLONG),
+    FIELD(receive_bth, T_LONGLONG),
+    FIELD(identification, T_UINT),
+    FIELD(can_send, T_BOOL),
+    FIELD(can_receive, T_BOOL),
+    FIELD(paused, T_BOOL),
+    FIELD(rnr_waiting, T_BOOL),
+    FIELD(retransmitting, T_BOOL),
+    FIELD(next_psn, T_UINT),
+    FIELD(end_psn, T_UINT),
+    FIELD(unacked_psn, T_UINT),
+    FIELD(window, T_UINT),
+    FIELD(loss_window, T_UINT),
+    FIELD(ack_interval, T_UINT),
+    FIELD(outstanding_reads, T_UINT),
+    FIELD(max_rd_atomic, T_UINT),
+    FIELD(retry_cnt, T_INT),
+    FIELD(rnr_retry, T_INT),
+    FIELD(retries_left, T_INT),
+    FIELD(rnr_retries_left, T_INT),
+    FIELD(stray_answers, T_UINT),
+    FIELD(timeout, T_DOUBLE),
+    FIELD(access, T_UINT),
+    FIELD(expected_psn, T_UINT),
+    FIELD(executed_psn, T_UINT),
+    FIELD(msn, T_UINT),
+    FIELD(max_dest_rd_atomic, T_UINT),
+    FIELD(min_rnr_timer, T_UINT),
+    FIELD(nak_sent, T_BOOL),
+    FIELD(operation, T_INT),
+    FIELD(message_offset, T_ULONGLONG),
+    FIELD(recv_capacity, T_ULONGLONG),
+    FIELD(ack_psn, T_INT),
+    FIELD(ack_aeth, T_UINT),
+    FIELD(has_counts, T_BOOL),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *get_deadline(RcCore *self, void *Py_UNUSED(closure)) {
+    if (!self->rc.has_deadline)
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble(self->rc.deadline);
+}
+
+static int set_deadline(RcCore *self, PyObject *value, void *Py_UNUSED(closure)) {
+    if (!value || value == Py_None) {
+        self->rc.has_deadline = false;
+        return 0;
+    }
+    double deadline = PyFloat_AsDouble(value);
+    if (deadline == -1.0 && PyErr_Occurred())
+        return -1;
+    self->rc.has_deadline = true;
+    self->rc.deadline = deadline;
+    return 0;
+}
+
+static PyObject *get_write_target(RcCore *self, void *Py_UNUSED(closure)) {
+    return Py_BuildValue("IKI", self->rc.write_rkey, (unsigned long long)self->rc.write_address,
+                         self->rc.write_length);
+}
+
+static int set_write_target(RcCore *self, PyObject *value, void *Py_UNUSED(closure)) {
+    unsigned int rkey, length;
+    unsigned long long address;
+    if (!value || !PyTuple_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "a tuple of R_Key, address and length is wanted");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(value, "IKI", &rkey, &address, &length))
+        return -1;
+    self->rc.write_rkey = rkey;
+    self->rc.write_address = address;
+    self->rc.write_length = length;
+    return 0;
+}
+
+static PyGetSetDef core_getset[] = {
+    {"deadline", (getter)get_deadline, (setter)set_deadline, NULL, NULL},
+    {"write_target", (getter)get_write_target, (setter)set_write_target, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef core_methods[] = {
+    {"core_set_flow", (PyCFunction)core_set_flow, METH_VARARGS, "core_set_flow(incoming, base, is_ipv6)"},
+    {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS, "core_set_memory(regions, pd)"},
+    {"core_begin", (PyCFunction)core_begin, METH_O, "core_begin(send_index): use the queues here, if that is possible."},
+    {"core_adopt_send", (PyCFunction)core_adopt_send, METH_O, "core_adopt_send(work): as post, for one that has begun."},
+    {"core_end", (PyCFunction)core_end, METH_NOARGS, "Hand the queues back."},
+    {"core_post_send", (PyCFunction)core_post_send, METH_O, "core_post_send(work): False if it was not taken."},
+    {"core_post_recv", (PyCFunction)core_post_recv, METH_O, "core_post_recv(work): False if it was not taken."},
+    {"core_take", (PyCFunction)core_take, METH_VARARGS,
+     "core_take(data, segment, now, completed): the packets accepted, if all were processed;\n"
+     "else the bytes processed, the packets accepted, and the first identification (-1: none)."},
+    {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train): datagrams, or None."},
+    {"core_timer", (PyCFunction)core_timer, METH_O,
+     "core_timer(now): retransmit if the deadline has come; False if Python has to do it."},
+    {"core_take_counts", (PyCFunction)core_take_counts, METH_NOARGS,
+     "What was counted since the last call: (counter, name, count) of EngineCounters."},
+    {"core_to_send", (PyCFunction)core_to_send, METH_NOARGS, "NOTHING, ACK_ONLY or PACKETS."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot core_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "The fields and queues of a reliable connection (docs/core.md)."},
+    {Py_tp_new, (void *)(uintptr_t)core_new},
+    {Py_tp_traverse, (void *)(uintptr_t)core_traverse},
+    {Py_tp_clear, (void *)(uintptr_t)core_clear},
+    {Py_tp_dealloc, (void *)(uintptr_t)core_dealloc},
+    {Py_tp_members, core_members},
+    {Py_tp_getset, core_getset},
+    {Py_tp_methods, core_methods},
+    {0, NULL},
+};
+
+static PyType_Spec core_spec = {
+    .name = "rdmacm.proto._core.RcCore",
+    .basicsize = sizeof(RcCore),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = core_slots,
+};
+
+static bool intern_own_names(void) {
+    static const struct name names[] = {
+        {&s_opcode, "opcode"},
+        {&s_segments, "segments"},
+        {&s_signaled, "signaled"},
+        {&s_solicited, "solicited"},
+        {&s_fence, "fence"},
+        {&s_remote_addr, "remote_addr"},
+        {&s_rkey, "rkey"},
+        {&s_wr_id, "wr_id"},
+        {&s_length, "length"},
+        {&s_first_psn, "first_psn"},
+        {&s_last_psn, "last_psn"},
+        {&s_received_bytes, "received_bytes"},
+        {&s_requested_packets, "requested_packets"},
+    };
+    return intern_names(names, sizeof names / sizeof *names);
+}
+
+bool rc_init(PyObject *module) {
+    core_type = intern_own_names() ? add_fields_type(module, "RcCore", &core_spec, core_members, core_getset) : NULL;
+    return core_type != NULL;
+}

@@ -1,0 +1,227 @@
+/* Glue: work requests that are posted directly, as the user has made them.
+ *
+ * A request that the core does not take is left to Python, which also finds out what is wrong with it.
+ */
+#include "module.h"
+
+static PyObject *send_wr_class, *recv_wr_class, *sge_class, *mr_class;
+static PyObject *s_wr_id, *s_opcode, *s_sg, *s_send_flags, *s_addr, *s_length, *s_lkey, *s_closed;
+
+/* -- parsing --------------------------------------------------------------------------------------------------------- */
+
+bool number_of(PyObject *value, uint64_t most, uint64_t *number) {
+    if (!PyLong_Check(value))
+        return false;
+    *number = PyLong_AsUnsignedLongLong(value);
+    return *number <= most && !(*number == UINT64_MAX && PyErr_Occurred());
+}
+
+bool read_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *number) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    bool is_right = value && number_of(value, most, number);
+    Py_XDECREF(value);
+    return is_right;
+}
+
+/* The one element of `sg`: 1, a new reference; 0: it is empty; -1: neither. */
+static int get_element(PyObject *request, PyObject **element) {
+    PyObject *sg = PyObject_GetAttr(request, s_sg);
+    int count = -1;
+    *element = NULL;
+    if (sg && PyList_CheckExact(sg)) {
+        Py_ssize_t size = PyList_Size(sg);
+        count = size > 1 ? -1 : (int)size;
+        if (count == 1)
+            *element = Py_XNewRef(PyList_GetItem(sg, 0));
+    } else if (sg && PyTuple_CheckExact(sg)) {
+        Py_ssize_t size = PyTuple_Size(sg);
+        count = size > 1 ? -1 : (int)size;
+        if (count == 1)
+            *element = Py_XNewRef(PyTuple_GetItem(sg, 0));
+    }
+    Py_XDECREF(sg);
+    return count == 1 && !*element ? -1 : count;
+}
+
+static bool local_of_sge(PyObject *sge, struct local *local) {
+    return read_number(sge, s_length, RDMACM_LONGEST_MESSAGE, &local->length) &&
+           read_number(sge, s_addr, UINT64_MAX, &local->address) &&
+           read_number(sge, s_lkey, UINT32_MAX, &local->lkey);
+}
+
+bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local) {
+    uint64_t start, whole;
+    if ((PyObject *)Py_TYPE(region) != mr_class)
+        return false;
+    PyObject *closed = PyObject_GetAttr(region, s_closed);
+    Py_XDECREF(closed);
+    if (closed != Py_False || !number_of(offset, RDMACM_LONGEST_MESSAGE, &start) ||
+        !read_number(region, s_length, UINT64_MAX, &whole) ||
+        !read_number(region, s_addr, UINT64_MAX, &local->address) ||
+        !read_number(region, s_lkey, UINT32_MAX, &local->lkey) || start > whole)
+        return false;
+    local->length = whole - start;
+    local->address += start;
+    return length == Py_None || number_of(length, local->length, &local->length);
+}
+
+/* Its element and its number. */
+static bool parse(PyObject *object, struct request *request, bool may_be_bytes) {
+    int count = get_element(object, &request->element);
+    request->has_element = count > 0;
+    if (count > 0 && (PyObject *)Py_TYPE(request->element) == sge_class) {
+        if (!local_of_sge(request->element, &request->local))
+            return false;
+    } else if (count > 0 && may_be_bytes && PyBytes_CheckExact(request->element)) {
+        request->local.bytes = request->element;
+    } else if (count) {
+        return false;
+    }
+    request->wr_id = PyObject_GetAttr(object, s_wr_id);
+    return request->wr_id && PyLong_CheckExact(request->wr_id);
+}
+
+bool parse_send(PyObject *object, struct request *request) {
+    *request = (struct request){0};
+    return (PyObject *)Py_TYPE(object) == send_wr_class &&
+           read_number(object, s_opcode, UINT32_MAX, &request->opcode) &&
+           read_number(object, s_send_flags, UINT32_MAX, &request->flags) && parse(object, request, true);
+}
+
+bool parse_recv(PyObject *object, struct request *request) {
+    *request = (struct request){0};
+    return (PyObject *)Py_TYPE(object) == recv_wr_class && parse(object, request, false);
+}
+
+void end_request(struct request *request) {
+    Py_XDECREF(request->wr_id);
+    Py_XDECREF(request->element);
+}
+
+/* -- memory ---------------------------------------------------------------------------------------------------------- */
+
+/* Find the bytes; false where key, range or permission is wrong. */
+static bool find_memory(const struct rules *rules, const struct local *local, uint32_t access, uint8_t **data,
+                        struct hold **region) {
+    *data = NULL;
+    *region = NULL;
+    if (!local->length)
+        return true;
+    if (local->length > RDMACM_LONGEST_MESSAGE)
+        return false;
+    void *hold = NULL;
+    *data = rdmacm_regions_locate(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
+                                  access, &hold);
+    *region = hold;
+    return *data != NULL;
+}
+
+/* The hold of a request for part of a region, for bytes, or for nothing. NULL without memory. */
+static struct hold *hold_request(PyObject *wr_id, struct hold *region, PyObject *bytes) {
+    struct hold *hold = make_hold(NULL, bytes, PyBUF_SIMPLE);
+    if (!hold)
+        return NULL;
+    hold->wr_id = Py_NewRef(wr_id);
+    hold->region = region;
+    if (region)
+        region->uses++;
+    return hold;
+}
+
+struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
+                       bool is_written, uint8_t **data, uint32_t *length) {
+    struct hold *region = NULL;
+    PyObject *bytes = NULL;
+    *data = NULL;
+    *length = 0;
+    if (local && local->bytes) {
+        if (!(flags & SEND_INLINE) || (size_t)PyBytes_Size(local->bytes) > rules->max_inline)
+            return NULL;
+        bytes = Py_NewRef(local->bytes);
+    } else if (local) {
+        if (!find_memory(rules, local, is_written ? RDMACM_LOCAL_WRITE : 0, data, &region))
+            return NULL;
+        *length = (uint32_t)local->length;
+        if (flags & SEND_INLINE) {
+            if (local->length > rules->max_inline)
+                return NULL;
+            bytes = PyBytes_FromStringAndSize((const char *)*data, (Py_ssize_t)local->length);
+            if (!bytes)
+                return NULL;
+            region = NULL;
+        }
+    }
+    struct hold *hold = hold_request(wr_id, region, bytes);
+    Py_XDECREF(bytes);
+    if (hold && hold->has_view) {
+        *data = hold->view.buf;
+        *length = (uint32_t)hold->view.len;
+    }
+    return hold;
+}
+
+struct hold *hold_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
+                          struct rdmacm_recv *recv) {
+    struct hold *region = NULL;
+    if (local && (!rules->has_recv_sge || !find_memory(rules, local, RDMACM_LOCAL_WRITE, &recv->data, &region)))
+        return NULL;
+    recv->length = local ? local->length : 0;
+    recv->hold = hold_request(wr_id, region, NULL);
+    return recv->hold;
+}
+
+/* -- lists ----------------------------------------------------------------------------------------------------------- */
+
+Py_ssize_t post_all(QueuePair *self, PyObject *requests, bool (*post)(QueuePair *, PyObject *)) {
+    if (!PyList_CheckExact(requests))
+        return post(self, requests);
+    Py_ssize_t done = 0;
+    for (; done < PyList_Size(requests); done++) {
+        PyObject *request = Py_XNewRef(PyList_GetItem(requests, done));
+        bool is_posted = request && post(self, request);
+        Py_XDECREF(request);
+        if (!is_posted)
+            break;
+    }
+    return done;
+}
+
+PyObject *rest_of(PyObject *requests, Py_ssize_t done) {
+    if (!done)
+        return Py_NewRef(requests);
+    if (!PyList_CheckExact(requests) || done >= PyList_Size(requests))
+        Py_RETURN_NONE;
+    return PyList_GetSlice(requests, done, PyList_Size(requests));
+}
+
+PyObject *configure_requests(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *send, *recv, *sge, *mr;
+    if (!PyArg_ParseTuple(args, "OOOO", &send, &recv, &sge, &mr))
+        return NULL;
+    set_object(&send_wr_class, send);
+    set_object(&recv_wr_class, recv);
+    set_object(&sge_class, sge);
+    set_object(&mr_class, mr);
+    Py_RETURN_NONE;
+}
+
+bool intern_names(const struct name *names, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (!(*names[i].place = PyUnicode_InternFromString(names[i].text)))
+            return false;
+    return true;
+}
+
+bool requests_init(void) {
+    static const struct name names[] = {
+        {&s_wr_id, "wr_id"},
+        {&s_opcode, "opcode"},
+        {&s_sg, "sg"},
+        {&s_send_flags, "send_flags"},
+        {&s_addr, "addr"},
+        {&s_length, "length"},
+        {&s_lkey, "lkey"},
+        {&s_closed, "_closed"},
+    };
+    return intern_names(names, sizeof names / sizeof *names);
+}

@@ -1,0 +1,122 @@
+/* Glue: how packets to an address are sent. */
+#include "module.h"
+
+#include <string.h>
+
+PyTypeObject *route_type;
+
+static bool set_control(struct rdmacm_route *route, PyObject *messages) {
+    Py_ssize_t count = PyList_Check(messages) ? PyList_Size(messages) : -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int level, type;
+        const char *value;
+        Py_ssize_t length;
+        PyObject *message = PyList_GetItem(messages, i);
+        if (!message || !PyTuple_Check(message)) {
+            PyErr_SetString(PyExc_TypeError, "an ancillary message is a tuple");
+            return false;
+        }
+        if (!PyArg_ParseTuple(message, "iiy#", &level, &type, &value, &length))
+            return false;
+        size_t space = CMSG_SPACE((size_t)length);
+        if (route->control_length + space + CMSG_SPACE(sizeof(uint16_t)) > sizeof route->control) {
+            PyErr_SetString(PyExc_ValueError, "too much ancillary data");
+            return false;
+        }
+        struct cmsghdr header = {.cmsg_len = CMSG_LEN((size_t)length), .cmsg_level = level, .cmsg_type = type};
+        memcpy(route->control + route->control_length, &header, sizeof header);
+        memcpy(route->control + route->control_length + CMSG_LEN(0), value, (size_t)length);
+        route->control_length += space;
+    }
+    if (count < 0)
+        PyErr_SetString(PyExc_TypeError, "a list of ancillary messages is wanted");
+    return count >= 0;
+}
+
+bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
+               PyObject *control, Py_ssize_t train) {
+    route->is_ipv6 = is_ipv6;
+    route->train = train > 0 ? (size_t)train : 0;
+    if (is_ipv6) {
+        struct sockaddr_in6 *address = (struct sockaddr_in6 *)&route->address;
+        address->sin6_family = AF_INET6;
+        address->sin6_port = htons(port);
+        address->sin6_scope_id = scope;
+        memcpy(&address->sin6_addr, remote, 16);
+        route->address_length = sizeof *address;
+    } else {
+        struct sockaddr_in *address = (struct sockaddr_in *)&route->address;
+        address->sin_family = AF_INET;
+        address->sin_port = htons(port);
+        memcpy(&address->sin_addr, remote, 4);
+        route->address_length = sizeof *address;
+    }
+    return set_control(route, control);
+}
+
+static PyObject *route_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    PyObject *port, *owner, *control;
+    const char *remote;
+    Py_ssize_t remote_length, train;
+    int port_number;
+    unsigned int base, scope;
+    if (!PyArg_ParseTuple(args, "O!OIy#iIOn", port_type, &port, &owner, &base, &remote, &remote_length, &port_number,
+                          &scope, &control, &train))
+        return NULL;
+    if (remote_length != 4 && remote_length != 16)
+        return PyErr_Format(PyExc_ValueError, "an address has 4 or 16 bytes, not %zd", remote_length);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Route *self = (Route *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->port = Py_NewRef(port);
+    self->owner = Py_NewRef(owner);
+    self->flow.base = base;
+    self->flow.is_ipv6 = remote_length == 16;
+    if (!set_route(&self->route, (const uint8_t *)remote, self->flow.is_ipv6, (uint16_t)port_number, scope, control,
+                   train)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int route_traverse(Route *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->port);
+    Py_VISIT(self->owner);
+    return 0;
+}
+
+static int route_clear(Route *self) {
+    Py_CLEAR(self->port);
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+static void route_dealloc(Route *self) {
+    PyObject_GC_UnTrack(self);
+    route_clear(self);
+    free_object((PyObject *)self);
+}
+
+static PyType_Slot route_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "The address and the ancillary data of datagrams (docs/core.md)."},
+    {Py_tp_new, (void *)(uintptr_t)route_new},
+    {Py_tp_traverse, (void *)(uintptr_t)route_traverse},
+    {Py_tp_clear, (void *)(uintptr_t)route_clear},
+    {Py_tp_dealloc, (void *)(uintptr_t)route_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec route_spec = {
+    .name = "rdmacm.proto._core.Route",
+    .basicsize = sizeof(Route),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = route_slots,
+};
+
+bool route_init(PyObject *module) {
+    route_type = (PyTypeObject *)PyType_FromSpec(&route_spec);
+    return route_type && PyModule_AddObjectRef(module, "Route", (PyObject *)route_type) == 0;
+}

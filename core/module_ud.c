@@ -1,0 +1,364 @@
+/* Glue: the fields and queues of a datagram queue pair. What module_memory.c says about locks and memory is true here. */
+#include "module.h"
+
+#include <string.h>
+
+PyTypeObject *ud_core_type;
+/* How to make what the engine has of a datagram that was posted directly. */
+static PyObject *make_send;
+static PyObject *s_work, *s_route, *s_icrc, *s_dest_qpn, *s_qkey, *s_opcode, *s_imm, *s_solicited, *s_base, *s_is_ipv6;
+/* Too large for a stack. */
+static struct rdmacm_out out;
+
+/* -- the object ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *ud_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
+
+static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
+    struct rdmacm_ud *ud = &self->ud;
+    int result = 0;
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    if (self->is_shared) /* another thread may change the queues now */
+        return 0;
+    for (size_t i = 0; i < ud->sends_count && !result; i++)
+        result = visit_hold(rdmacm_ud_send_at(ud, i)->hold, visit, arg);
+    for (size_t i = 0; i < ud->recvs_count && !result; i++)
+        result = visit_hold(rdmacm_ud_recv_at(ud, i)->hold, visit, arg);
+    for (size_t i = 0; i < ud->completions_count && !result; i++)
+        result = visit_hold(ud->completions[i].hold, visit, arg);
+    return result;
+}
+
+static int ud_clear(UdCore *self) {
+    struct rdmacm_ud *ud = &self->ud;
+    if (self->is_shared) /* its port's queue pair is garbage as well, and will let go of it */
+        return 0;
+    ud->core_sends = ud->core_receives = false;
+    /* Each queue is shorter before a hold ends, which may run other code. */
+    while (ud->sends_count)
+        drop_hold(rdmacm_ud_pop_send(ud).hold);
+    while (ud->recvs_count)
+        drop_hold(rdmacm_ud_pop_recv(ud).hold);
+    while (ud->completions_count)
+        drop_hold(ud->completions[--ud->completions_count].hold);
+    return 0;
+}
+
+static void ud_dealloc(UdCore *self) {
+    PyObject_GC_UnTrack(self);
+    ud_clear(self);
+    rdmacm_ud_free(&self->ud);
+    free_object((PyObject *)self);
+}
+
+/* -- requests -------------------------------------------------------------------------------------------------------- */
+
+/* Read the fields of a UdSend and of its work. False, perhaps with an exception, if it is not one of the core's. */
+static bool read_send(PyObject *object, PyObject *work, struct rdmacm_ud_send *send) {
+    uint64_t opcode, imm = 0, dest_qpn, qkey, base;
+    PyObject *solicited = PyObject_GetAttr(work, s_solicited), *icrc = PyObject_GetAttr(object, s_icrc);
+    PyObject *is_ipv6 = icrc ? PyObject_GetAttr(icrc, s_is_ipv6) : NULL;
+    int is_solicited = solicited ? PyObject_IsTrue(solicited) : -1;
+    bool done = is_solicited >= 0 && is_ipv6 && read_number(work, s_opcode, UINT8_MAX, &opcode) &&
+                (opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_SEND_WITH_IMM) &&
+                read_number(object, s_dest_qpn, UINT32_MAX, &dest_qpn) &&
+                read_number(object, s_qkey, UINT32_MAX, &qkey) && read_number(icrc, s_base, UINT32_MAX, &base) &&
+                (opcode == RDMACM_WR_SEND || read_number(work, s_imm, UINT32_MAX, &imm));
+    if (done) {
+        send->has_imm = opcode == RDMACM_WR_SEND_WITH_IMM;
+        send->imm = (uint32_t)imm;
+        send->dest_qpn = (uint32_t)dest_qpn;
+        send->qkey = (uint32_t)qkey;
+        send->flow.base = (uint32_t)base;
+        send->flow.is_ipv6 = is_ipv6 == Py_True;
+        send->solicited = is_solicited;
+    }
+    Py_XDECREF(solicited);
+    Py_XDECREF(is_ipv6);
+    Py_XDECREF(icrc);
+    return done;
+}
+
+static PyObject *answer(bool is_done) { return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done); }
+
+static PyObject *ud_post_send(UdCore *self, PyObject *object) {
+    struct rdmacm_ud_send send = {0};
+    if (!self->ud.core_sends || self->is_shared)
+        Py_RETURN_FALSE;
+    PyObject *work = PyObject_GetAttr(object, s_work), *route = PyObject_GetAttr(object, s_route);
+    struct hold *hold = work && route && read_send(object, work, &send) ? hold_segment(work, PyBUF_SIMPLE) : NULL;
+    bool done = false;
+    if (hold) {
+        set_object(&hold->owner, object); /* it has the work and the route */
+        send.hold = hold;
+        send.route = route;
+        bool is_short = true;
+        if (hold->has_view) {
+            is_short = hold->view.len <= RDMACM_UD_MOST_PAYLOAD;
+            send.data = hold->view.buf;
+            send.length = is_short ? (uint32_t)hold->view.len : 0;
+        }
+        done = is_short && rdmacm_ud_post_send(&self->ud, &send);
+        if (!done)
+            drop_hold(hold);
+    }
+    Py_XDECREF(work);
+    Py_XDECREF(route);
+    return answer(done);
+}
+
+static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
+    struct hold *hold = self->ud.core_receives ? hold_segment(work, PyBUF_WRITABLE) : NULL;
+    if (!hold)
+        return answer(false);
+    struct rdmacm_recv recv = {.hold = hold};
+    if (hold->has_view) {
+        recv.data = hold->view.buf;
+        recv.length = (uint64_t)hold->view.len;
+    }
+    bool done = rdmacm_ud_post_recv(&self->ud, &recv);
+    if (!done)
+        drop_hold(hold);
+    return answer(done);
+}
+
+/* The UdSend of a datagram: a new reference. */
+static PyObject *object_of_send(const struct rdmacm_ud_send *send) {
+    const struct hold *hold = send->hold;
+    if (hold->owner)
+        return Py_NewRef(hold->owner);
+    PyObject *segments = segments_of(hold, send->data, send->length);
+    if (!segments)
+        return NULL;
+    return PyObject_CallFunction(make_send, "OiNOOIOII", hold->wr_id,
+                                 send->has_imm ? RDMACM_WR_SEND_WITH_IMM : RDMACM_WR_SEND, segments,
+                                 hold->is_silent ? Py_True : Py_False, send->solicited ? Py_True : Py_False, send->imm,
+                                 ((Route *)hold->route)->owner, send->dest_qpn, send->qkey);
+}
+
+/* Append an object, which is taken over. */
+static bool append(PyObject *list, PyObject *object) {
+    bool done = object && PyList_Append(list, object) == 0;
+    Py_XDECREF(object);
+    return done;
+}
+
+static PyObject *ud_end_sends(UdCore *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *list = PyList_New(0);
+    self->ud.core_sends = false;
+    while (list && self->ud.sends_count) {
+        struct rdmacm_ud_send send = rdmacm_ud_pop_send(&self->ud);
+        bool done = append(list, object_of_send(&send));
+        drop_hold(send.hold);
+        if (!done)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *ud_end_receives(UdCore *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *list = PyList_New(0);
+    self->ud.core_receives = false;
+    while (list && self->ud.recvs_count) {
+        struct rdmacm_recv recv = rdmacm_ud_pop_recv(&self->ud);
+        bool done = append(list, work_of_recv(&recv));
+        drop_hold(recv.hold);
+        if (!done)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
+    unsigned long long length = PyLong_AsUnsignedLongLong(argument);
+    if (length == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    if (!self->ud.recvs_count)
+        Py_RETURN_NONE;
+    if (rdmacm_ud_recv_at(&self->ud, 0)->length < length)
+        Py_RETURN_FALSE;
+    struct rdmacm_recv recv = rdmacm_ud_pop_recv(&self->ud);
+    PyObject *work = work_of_recv(&recv);
+    drop_hold(recv.hold);
+    return work;
+}
+
+/* -- packets --------------------------------------------------------------------------------------------------------- */
+
+/* Append the completions to a list. Each leaves the queue first, because what follows may run any code. */
+static bool drain(UdCore *self, PyObject *completed) {
+    struct rdmacm_ud *ud = &self->ud;
+    bool is_right = true;
+    while (ud->completions_count && is_right) {
+        struct rdmacm_completion completion = ud->completions[0];
+        ud->completions_count--;
+        memmove(ud->completions, ud->completions + 1, ud->completions_count * sizeof completion);
+        PyObject *wr_id = wr_id_of(completion.hold);
+        is_right = wr_id && append(completed, make_wc(wr_id, &completion, ud->qp_num));
+        Py_XDECREF(wr_id);
+        drop_hold(completion.hold);
+    }
+    return is_right;
+}
+
+static PyObject *ud_take(UdCore *self, PyObject *args) {
+    Py_buffer data;
+    Py_ssize_t segment, source_length, destination_length;
+    const char *source, *destination;
+    unsigned int base;
+    unsigned char traffic_class, hop_limit;
+    PyObject *completed;
+    if (!PyArg_ParseTuple(args, "y*ny#y#IbbO!", &data, &segment, &source, &source_length, &destination,
+                          &destination_length, &base, &traffic_class, &hop_limit, &PyList_Type, &completed))
+        return NULL;
+    size_t size = (size_t)data.len, taken = 0, accepted = 0, no_receive = 0;
+    bool is_right = source_length == destination_length && (source_length == 4 || source_length == 16);
+    if (is_right) {
+        struct rdmacm_ud_source from = {
+            .flow = {.base = base, .is_ipv6 = source_length == 16},
+            .traffic_class = traffic_class,
+            .hop_limit = hop_limit,
+        };
+        memcpy(from.source, source, (size_t)source_length);
+        memcpy(from.destination, destination, (size_t)destination_length);
+        taken = rdmacm_ud_take(&self->ud, data.buf, size, segment > 0 ? (size_t)segment : 0, &from, &accepted,
+                               &no_receive);
+    }
+    PyBuffer_Release(&data);
+    if (!is_right)
+        return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes are wanted");
+    if (self->ud.completions_count && !drain(self, completed))
+        return NULL;
+    return Py_BuildValue("nnn", (Py_ssize_t)taken, (Py_ssize_t)accepted, (Py_ssize_t)no_receive);
+}
+
+/* Datagrams as the engine returns them. */
+struct made {
+    PyObject *route, *bytes;
+    size_t segment;
+};
+
+/* Build packets, and return how many datagrams there are: all bytes before any other object, because making bytes never
+ * runs the collector, which might run code that uses `out`. `made` has room. False with an exception. */
+static bool make_datagrams(struct rdmacm_ud *ud, size_t limit, size_t train, struct made *made, size_t *count) {
+    *count = 0;
+    for (size_t left = limit; left;) {
+        PyObject *route = rdmacm_ud_next_route(ud);
+        if (!route || ((struct hold *)rdmacm_ud_send_at(ud, 0)->hold)->route) /* a Route is for sockets */
+            break;
+        left -= rdmacm_ud_build(ud, &out, left, train);
+        for (size_t i = 0; i < out.datagrams_count; i++, ++*count) {
+            made[*count].segment = out.datagrams[i].segment;
+            made[*count].route = NULL;
+            made[*count].bytes = join_pieces(&out, &out.datagrams[i]);
+            if (!made[*count].bytes)
+                return false;
+            made[*count].route = Py_NewRef(route);
+        }
+    }
+    return true;
+}
+
+static PyObject *ud_build(UdCore *self, PyObject *args) {
+    Py_ssize_t limit, train;
+    PyObject *completed;
+    struct made made[RDMACM_BUILD_LIMIT];
+    if (!PyArg_ParseTuple(args, "nnO!", &limit, &train, &PyList_Type, &completed))
+        return NULL;
+    size_t most = limit > RDMACM_BUILD_LIMIT ? RDMACM_BUILD_LIMIT : limit > 0 ? (size_t)limit : 0, count = 0;
+    bool is_right =
+        self->is_shared || make_datagrams(&self->ud, most, train > 0 ? (size_t)train : 0, made, &count);
+    PyObject *list = is_right ? PyList_New(0) : NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (list && !append(list, Py_BuildValue("O[O]n", made[i].route, made[i].bytes, (Py_ssize_t)made[i].segment)))
+            Py_CLEAR(list);
+        Py_DECREF(made[i].route);
+        Py_DECREF(made[i].bytes);
+    }
+    if (list && self->ud.completions_count && !self->is_shared && !drain(self, completed))
+        Py_CLEAR(list);
+    return list;
+}
+
+/* -- fields ---------------------------------------------------------------------------------------------------------- */
+
+#define FIELD(name, kind) {#name, kind, offsetof(UdCore, ud.name), 0, NULL}
+
+static PyMemberDef ud_members[] = {
+    FIELD(qp_num, T_UINT),
+    FIELD(qkey, T_UINT),
+    FIELD(psn, T_UINT),
+    FIELD(max_payload, T_UINT),
+    FIELD(is_ready, T_BOOL),
+    FIELD(is_paused, T_BOOL),
+    FIELD(failed, T_BOOL),
+    FIELD(send_failed, T_BOOL),
+    FIELD(core_sends, T_BOOL),
+    FIELD(core_receives, T_BOOL),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *get_core_pending(UdCore *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromSize_t(self->is_shared ? 0 : self->ud.sends_count);
+}
+
+static PyGetSetDef ud_getset[] = {
+    {"core_pending", (getter)get_core_pending, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef ud_methods[] = {
+    {"core_post_send", (PyCFunction)ud_post_send, METH_O, "core_post_send(send): False if it was not taken."},
+    {"core_post_recv", (PyCFunction)ud_post_recv, METH_O, "core_post_recv(work): False if it was not taken."},
+    {"core_end_sends", (PyCFunction)ud_end_sends, METH_NOARGS, "Hand the send queue back: a list of UdSend."},
+    {"core_end_receives", (PyCFunction)ud_end_receives, METH_NOARGS, "Hand the receive queue back."},
+    {"core_next_recv", (PyCFunction)ud_next_recv, METH_O,
+     "core_next_recv(length): take the next receive; None: there is none, False: it is too short."},
+    {"core_take", (PyCFunction)ud_take, METH_VARARGS,
+     "core_take(data, segment, source, destination, base, traffic_class, hop_limit, completed):\n"
+     "the bytes processed, the packets accepted, and those dropped without a receive."},
+    {"core_build", (PyCFunction)ud_build, METH_VARARGS, "core_build(limit, train, completed): datagrams."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ud_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "The fields and queues of a datagram queue pair (docs/core.md)."},
+    {Py_tp_new, (void *)(uintptr_t)ud_new},
+    {Py_tp_traverse, (void *)(uintptr_t)ud_traverse},
+    {Py_tp_clear, (void *)(uintptr_t)ud_clear},
+    {Py_tp_dealloc, (void *)(uintptr_t)ud_dealloc},
+    {Py_tp_members, ud_members},
+    {Py_tp_getset, ud_getset},
+    {Py_tp_methods, ud_methods},
+    {0, NULL},
+};
+
+static PyType_Spec ud_spec = {
+    .name = "rdmacm.proto._core.UdCore",
+    .basicsize = sizeof(UdCore),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = ud_slots,
+};
+
+void set_make_datagram(PyObject *make) { set_object(&make_send, make); }
+
+bool ud_init(PyObject *module) {
+    static const struct name names[] = {
+        {&s_work, "work"},
+        {&s_route, "route"},
+        {&s_icrc, "icrc"},
+        {&s_dest_qpn, "dest_qpn"},
+        {&s_qkey, "qkey"},
+        {&s_opcode, "opcode"},
+        {&s_imm, "imm"},
+        {&s_solicited, "solicited"},
+        {&s_base, "base"},
+        {&s_is_ipv6, "is_ipv6"},
+    };
+    if (intern_names(names, sizeof names / sizeof *names))
+        ud_core_type = add_fields_type(module, "UdCore", &ud_spec, ud_members, ud_getset);
+    return ud_core_type != NULL;
+}

@@ -1,0 +1,580 @@
+/* The socket layer: datagrams to connections and back. */
+#include "rdmacm_port.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifndef SOL_UDP
+#define SOL_UDP 17
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+enum {
+    /* How many datagrams one call reads, or how many trains: packets are acknowledged after it. */
+    BATCH = 16,
+    TRAINS = 4,
+    /* After so many calls in a row that found something, more than one datagram is read. A round trip has fewer. */
+    STREAM = 4,
+    /* How many times a call is repeated that failed with the error of an undelivered packet. */
+    READ_AGAIN = 4,
+    /* Packets that a connection sends in its turn, and that one call sends. */
+    TURN = 64,
+    MOST_SENT = 256,
+    /* Timers that one call calls. */
+    MOST_TIMERS = 256,
+    LEAST_TABLE = 16,
+};
+
+double rdmacm_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* -- the port, its sockets and connections --------------------------------------------------------------------------- */
+
+struct rdmacm_port *rdmacm_port_new(void) {
+    struct rdmacm_port *port = calloc(1, sizeof *port);
+    if (port) {
+        port->recent = port->poll_fd = -1;
+        port->arrivals_end = &port->arrivals;
+        port->timers_due = INFINITY;
+    }
+    return port;
+}
+
+void rdmacm_port_free(struct rdmacm_port *port) {
+    for (struct rdmacm_arrival *arrival; (arrival = rdmacm_port_take_arrival(port));)
+        free(arrival);
+    free(port->sources);
+    free(port->table);
+    free(port);
+}
+
+bool rdmacm_port_add_source(struct rdmacm_port *port, int fd) {
+    if (port->sources_count == port->sources_capacity) {
+        size_t capacity = port->sources_capacity ? 2 * port->sources_capacity : 4;
+        int *sources = realloc(port->sources, capacity * sizeof *sources);
+        if (!sources)
+            return false;
+        port->sources = sources;
+        port->sources_capacity = capacity;
+    }
+    port->sources[port->sources_count++] = fd;
+    if (port->service)
+        rdmacm_service_wake(port);
+    return true;
+}
+
+void rdmacm_port_remove_source(struct rdmacm_port *port, int fd) {
+    for (size_t i = 0; i < port->sources_count; i++)
+        if (port->sources[i] == fd)
+            port->sources[i--] = port->sources[--port->sources_count];
+    if (port->recent == fd)
+        port->recent = -1;
+}
+
+/* The slot of a connection, or the empty one where it would be. */
+static size_t slot_of(struct rdmacm_conn *const *table, size_t capacity, uint32_t qp_num) {
+    size_t at = rdmacm_home(qp_num, capacity);
+    while (table[at] && table[at]->qp_num != qp_num)
+        at = (at + 1) & (capacity - 1);
+    return at;
+}
+
+static struct rdmacm_conn *find(const struct rdmacm_port *port, uint32_t qp_num) {
+    return port->table_count ? port->table[slot_of(port->table, port->table_capacity, qp_num)] : NULL;
+}
+
+bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn) {
+    if (2 * (port->table_count + 1) > port->table_capacity) {
+        size_t capacity = port->table_capacity ? 2 * port->table_capacity : LEAST_TABLE;
+        struct rdmacm_conn **table = calloc(capacity, sizeof(struct rdmacm_conn *));
+        if (!table)
+            return false;
+        for (size_t i = 0; i < port->table_capacity; i++)
+            if (port->table[i])
+                table[slot_of(table, capacity, port->table[i]->qp_num)] = port->table[i];
+        free(port->table);
+        port->table = table;
+        port->table_capacity = capacity;
+    }
+    size_t at = slot_of(port->table, port->table_capacity, conn->qp_num);
+    if (port->table[at])
+        return false;
+    port->table[at] = conn;
+    port->table_count++;
+    conn->port = port;
+    if (port->service && port->table_count == 1)
+        rdmacm_service_wake(port);
+    for (struct rdmacm_arrival *arrival = port->arrivals; arrival; arrival = arrival->next)
+        conn->queued += arrival->qp_num == conn->qp_num;
+    return true;
+}
+
+#define UNLIST(head, conn, member, flag)                                                                               \
+    do {                                                                                                               \
+        if ((conn)->flag) {                                                                                            \
+            struct rdmacm_conn **place = &(head);                                                                      \
+            while (*place != (conn))                                                                                   \
+                place = &(*place)->member;                                                                             \
+            *place = (conn)->member;                                                                                   \
+            (conn)->flag = false;                                                                                      \
+        }                                                                                                              \
+    } while (0)
+
+static void unlist_timer(struct rdmacm_port *port, struct rdmacm_conn *conn) {
+    if (!conn->in_timers)
+        return;
+    if (conn->previous_timer)
+        conn->previous_timer->next_timer = conn->next_timer;
+    else
+        port->timers = conn->next_timer;
+    if (conn->next_timer)
+        conn->next_timer->previous_timer = conn->previous_timer;
+    conn->in_timers = false;
+    if (!port->timers)
+        port->timers_due = INFINITY;
+}
+
+void rdmacm_port_detach(struct rdmacm_conn *conn) {
+    struct rdmacm_port *port = conn->port;
+    if (!port)
+        return;
+    conn->port = NULL;
+    UNLIST(port->acks, conn, next_ack, in_acks);
+    UNLIST(port->ready, conn, next_ready, in_ready);
+    UNLIST(port->events, conn, next_event, in_events);
+    unlist_timer(port, conn);
+    struct rdmacm_conn **table = port->table;
+    size_t mask = port->table_capacity - 1, hole = slot_of(table, port->table_capacity, conn->qp_num);
+    if (table[hole] != conn)
+        return;
+    /* Close the gap: a later one moves there unless its home is between the gap and its slot. */
+    for (size_t at = (hole + 1) & mask; table[at]; at = (at + 1) & mask) {
+        if (((at - rdmacm_home(table[at]->qp_num, port->table_capacity)) & mask) >= ((at - hole) & mask)) {
+            table[hole] = table[at];
+            hole = at;
+        }
+    }
+    table[hole] = NULL;
+    port->table_count--;
+}
+
+void rdmacm_port_list_event(struct rdmacm_conn *conn, unsigned event) {
+    conn->events |= event;
+    if (!conn->in_events) {
+        conn->in_events = true;
+        conn->next_event = conn->port->events;
+        conn->port->events = conn;
+    }
+}
+
+static void list_ready(struct rdmacm_conn *conn) {
+    if (!conn->in_ready) {
+        struct rdmacm_conn **place = &conn->port->ready;
+        while (*place)
+            place = &(*place)->next_ready;
+        *place = conn;
+        conn->next_ready = NULL;
+        conn->in_ready = true;
+    }
+}
+
+static void list_ack(struct rdmacm_conn *conn) {
+    if (!conn->in_acks) {
+        conn->in_acks = true;
+        conn->next_ack = conn->port->acks;
+        conn->port->acks = conn;
+    }
+}
+
+/* -- completions ----------------------------------------------------------------------------------------------------- */
+
+static void drop(struct rdmacm_port *port, void *hold) {
+    struct rdmacm_hold *dropped = hold;
+    dropped->next = port->finished;
+    port->finished = dropped;
+}
+
+static void list_added(struct rdmacm_port *port, struct rdmacm_cq *cq) {
+    if (!cq->is_listed) {
+        cq->is_listed = true;
+        cq->next_added = port->added;
+        port->added = cq;
+    }
+}
+
+void rdmacm_port_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count) {
+    struct rdmacm_port *port = conn->port;
+    for (size_t i = 0; i < count; i++) {
+        const struct rdmacm_completion *completion = &completions[i];
+        struct rdmacm_cq *cq = completion->is_recv ? conn->recv_cq : conn->send_cq;
+        if (completion->is_recv)
+            conn->recvs_change--;
+        else
+            conn->sends_change--;
+        struct rdmacm_entry entry = {.completion = *completion, .qp_num = conn->qp_num};
+        if (completion->is_silent || cq->overrun) {
+            drop(port, completion->hold);
+            continue;
+        }
+        port->has_added = true;
+        if (cq->count >= cq->limit || !rdmacm_cq_push(cq, &entry)) {
+            cq->overrun = true;
+            drop(port, completion->hold);
+        }
+        if (cq->watched || cq->overrun) {
+            cq->solicited |= completion->solicited;
+            list_added(port, cq);
+        }
+    }
+}
+
+/* -- sending --------------------------------------------------------------------------------------------------------- */
+
+void rdmacm_port_count_lost(struct rdmacm_port *port, int code) {
+    port->has_counts = true;
+    if (code == EAGAIN || code == ENOBUFS)
+        port->no_room++;
+    else
+        port->lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
+}
+
+static void see_counts(struct rdmacm_conn *conn) {
+    if (conn->rc->has_counts)
+        rdmacm_port_list_event(conn, RDMACM_EVENT_COUNTS);
+}
+
+/* Send up to `limit` packets; return how many were built. */
+static size_t transmit(struct rdmacm_conn *conn, size_t limit, double now) {
+    if (conn->ud)
+        return rdmacm_ud_transmit(conn->ud, limit);
+    struct rdmacm_port *port = conn->port;
+    struct rdmacm_out *out = &port->out;
+    if (!conn->rc->usual || !rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now)) {
+        rdmacm_port_list_event(conn, RDMACM_EVENT_TURN);
+        return 0;
+    }
+    size_t sent = 0;
+    for (size_t i = 0; i < out->datagrams_count; i++) {
+        const struct rdmacm_datagram *datagram = &out->datagrams[i];
+        rdmacm_port_send(port, conn->fd, &conn->route, datagram);
+        sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
+    }
+    see_counts(conn);
+    return sent;
+}
+
+/* A deadline that becomes later costs nothing: it stays in the list, and is read when the earlier one has come. */
+static void list_timer(struct rdmacm_conn *conn) {
+    struct rdmacm_port *port = conn->port;
+    conn->in_timers = true;
+    conn->previous_timer = NULL;
+    conn->next_timer = port->timers;
+    if (port->timers)
+        port->timers->previous_timer = conn;
+    port->timers = conn;
+}
+
+void rdmacm_port_see_timer(struct rdmacm_conn *conn) {
+    if (!conn->rc || !conn->rc->has_deadline)
+        return;
+    if (!conn->has_timer)
+        rdmacm_port_list_event(conn, RDMACM_EVENT_TIMER);
+    if (!conn->in_timers)
+        list_timer(conn);
+    struct rdmacm_port *port = conn->port;
+    if (conn->rc->deadline < port->timers_due) {
+        port->timers_due = conn->rc->deadline;
+        if (port->service)
+            rdmacm_service_see_deadline(port, port->timers_due);
+    }
+}
+
+void rdmacm_port_call_timers(struct rdmacm_port *port, double now) {
+    if (now < port->timers_due)
+        return;
+    double due = INFINITY;
+    size_t left = MOST_TIMERS;
+    for (struct rdmacm_conn *conn = port->timers, *next; conn; conn = next) {
+        struct rdmacm_rc *rc = conn->rc;
+        next = conn->next_timer;
+        if (rc->has_deadline && rc->deadline <= now && left) {
+            left--;
+            /* A packet that waits for the owner may be the answer. */
+            if (conn->queued || !rdmacm_rc_timer(rc, now)) {
+                unlist_timer(port, conn);
+                if (!conn->has_timer)
+                    rdmacm_port_list_event(conn, RDMACM_EVENT_TIMER);
+                continue;
+            }
+            see_counts(conn);
+            list_ready(conn);
+        }
+        if (!rc->has_deadline)
+            unlist_timer(port, conn);
+        else if (rc->deadline < due)
+            due = rc->deadline;
+    }
+    port->timers_due = due;
+}
+
+void rdmacm_port_take_turns(struct rdmacm_port *port, double now) {
+    for (size_t left = MOST_SENT; port->ready && left;) {
+        struct rdmacm_conn *conn = port->ready;
+        port->ready = conn->next_ready;
+        conn->in_ready = false;
+        size_t sent = transmit(conn, TURN, now);
+        if (sent >= TURN)
+            list_ready(conn);
+        rdmacm_port_see_timer(conn);
+        left -= sent < left ? (sent ? sent : 1) : left;
+    }
+}
+
+void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
+    while (port->acks) {
+        struct rdmacm_conn *conn = port->acks;
+        port->acks = conn->next_ack;
+        conn->in_acks = false;
+        if (rdmacm_rc_to_send(conn->rc))
+            transmit(conn, TURN, now);
+    }
+}
+
+void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now) {
+    if (!port->acks)
+        return;
+    port->deferrals += has_result;
+    if (!(has_result && (port->may_defer_acks || port->service)))
+        rdmacm_port_acknowledge(port, now);
+}
+
+void rdmacm_port_posted(struct rdmacm_conn *conn, double now) {
+    struct rdmacm_port *port = conn->port;
+    if (port->ready) {
+        list_ready(conn);
+        rdmacm_port_take_turns(port, now);
+    } else if (transmit(conn, TURN, now) >= TURN) {
+        list_ready(conn);
+        rdmacm_port_take_turns(port, now);
+    }
+    rdmacm_port_see_timer(conn);
+    rdmacm_port_acknowledge(port, now);
+}
+
+/* -- receiving ------------------------------------------------------------------------------------------------------- */
+
+struct rdmacm_arrival *rdmacm_port_take_arrival(struct rdmacm_port *port) {
+    struct rdmacm_arrival *arrival = port->arrivals;
+    if (arrival) {
+        port->arrivals = arrival->next;
+        if (!port->arrivals)
+            port->arrivals_end = &port->arrivals;
+        port->arrivals_count--;
+        port->arrivals_bytes -= arrival->size;
+        struct rdmacm_conn *conn = find(port, arrival->qp_num);
+        if (conn && conn->queued)
+            conn->queued--;
+    }
+    return arrival;
+}
+
+/* Leave a datagram, from byte `at` on, to the owner. */
+static void leave(struct rdmacm_port *port, struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at) {
+    size_t size = from->size - at;
+    struct rdmacm_arrival *arrival = malloc(sizeof *arrival + size);
+    if (!arrival) {
+        rdmacm_port_count_lost(port, ENOMEM);
+        return;
+    }
+    if (conn)
+        conn->queued++;
+    arrival->next = NULL;
+    arrival->source = from->source;
+    memcpy(arrival->local, from->local, sizeof arrival->local);
+    arrival->local_length = from->local_length;
+    arrival->traffic_class = from->traffic_class;
+    arrival->hop_limit = from->hop_limit;
+    arrival->qp_num = conn ? conn->qp_num : 0;
+    arrival->segment = from->segment < size ? from->segment : 0;
+    arrival->size = size;
+    memcpy(arrival->data, port->buffer + at, size);
+    *port->arrivals_end = arrival;
+    port->arrivals_end = &arrival->next;
+    port->arrivals_count++;
+    port->arrivals_bytes += size;
+}
+
+/* Whether a datagram comes from the peer of a connection, to its address. */
+static bool is_from_peer(const struct rdmacm_conn *conn, const struct rdmacm_received *from) {
+    size_t length = conn->route.is_ipv6 ? 16 : 4;
+    if (from->local_length != length || memcmp(from->local, conn->local, length) != 0)
+        return false;
+    if (!conn->route.is_ipv6) {
+        const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
+        return source->sin_family == AF_INET && source->sin_port == conn->remote_port &&
+               !memcmp(&source->sin_addr, conn->remote, 4);
+    }
+    const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
+    return source->sin6_family == AF_INET6 && source->sin6_port == conn->remote_port &&
+           source->sin6_scope_id == conn->remote_scope && !memcmp(&source->sin6_addr, conn->remote, 16);
+}
+
+void rdmacm_port_count_dropped(struct rdmacm_port *port) {
+    port->dropped++;
+    port->has_counts = true;
+}
+
+/* Process a datagram in the port's buffer, or the packets of a train; return the bytes of those processed. */
+static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, double now) {
+    struct rdmacm_rc *rc = conn->rc;
+    if (!rc->usual || !is_from_peer(conn, from))
+        return 0;
+    size_t accepted;
+    int32_t first;
+    size_t taken = rdmacm_rc_take(rc, conn->port->buffer, from->size, from->segment, now, &accepted, &first);
+    see_counts(conn);
+    rdmacm_port_complete(conn, rc->completions, rc->completions_count);
+    rc->completions_count = 0;
+    if (!accepted && taken == from->size)
+        rdmacm_port_count_dropped(conn->port);
+    return taken;
+}
+
+static void deliver(struct rdmacm_port *port, const struct rdmacm_received *from, double now) {
+    const uint8_t *data = port->buffer;
+    struct rdmacm_conn *conn = NULL;
+    size_t taken = 0;
+    if (from->size >= RDMACM_SHORTEST_PACKET && (!from->segment || from->segment >= RDMACM_SHORTEST_PACKET))
+        conn = find(port, rdmacm_load32(data + 4) & 0xFFFFFF);
+    if (conn && !conn->queued) {
+        taken = conn->ud ? rdmacm_ud_deliver(conn->ud, from, 0) : deliver_to_connection(conn, from, now);
+        while (taken && from->size - taken >= RDMACM_SHORTEST_PACKET && conn->ud) { /* of another queue pair */
+            struct rdmacm_conn *other = find(port, rdmacm_load32(data + taken + 4) & 0xFFFFFF);
+            size_t more = other && other->ud && !other->queued ? rdmacm_ud_deliver(other->ud, from, taken) : 0;
+            if (!more)
+                break;
+            taken += more;
+        }
+    }
+    port->taken += taken > 0;
+    if (!conn || taken < from->size) {
+        leave(port, conn, from, taken);
+        return;
+    }
+    if (conn->ud) /* nothing has to be answered */
+        return;
+    int to_send = rdmacm_rc_to_send(conn->rc);
+    if (to_send == 2) {
+        list_ready(conn);
+        rdmacm_port_take_turns(port, now);
+    } else {
+        rdmacm_port_see_timer(conn);
+        if (to_send) {
+            list_ack(conn);
+            if (from->segment) /* its sender has more, and its window must not close */
+                rdmacm_port_acknowledge(port, now);
+        }
+    }
+}
+
+static void read_control(struct msghdr *message, struct rdmacm_received *from) {
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
+        const uint8_t *value = CMSG_DATA(header);
+        size_t length = header->cmsg_len - CMSG_LEN(0);
+        int level = header->cmsg_level, type = header->cmsg_type, number = 0;
+        memcpy(&number, value, length < sizeof number ? length : sizeof number);
+        if (level == IPPROTO_IP && type == IP_PKTINFO && length >= sizeof(struct in_pktinfo)) {
+            from->local_length = 4;
+            memcpy(from->local, value + offsetof(struct in_pktinfo, ipi_addr), 4);
+        } else if (level == IPPROTO_IPV6 && type == IPV6_PKTINFO && length >= sizeof(struct in6_pktinfo)) {
+            from->local_length = 16;
+            memcpy(from->local, value + offsetof(struct in6_pktinfo, ipi6_addr), 16);
+        } else if (level == SOL_UDP && type == UDP_GRO && length >= sizeof number) {
+            from->segment = number > 0 ? (size_t)number : 0;
+        } else if ((level == IPPROTO_IP && type == IP_TOS && length) ||
+                   (level == IPPROTO_IPV6 && type == IPV6_TCLASS && length)) {
+            from->traffic_class = number & 0xFF;
+        } else if ((level == IPPROTO_IP && type == IP_TTL && length) ||
+                   (level == IPPROTO_IPV6 && type == IPV6_HOPLIMIT && length)) {
+            from->hop_limit = number & 0xFF;
+        }
+    }
+}
+
+/* Read a datagram to the buffer; 1: one was read, 0: there is none, -1: an error, which errno says. */
+static int receive_one(struct rdmacm_port *port, int fd, struct rdmacm_received *from) {
+    _Alignas(struct cmsghdr) uint8_t control[128];
+    struct iovec piece = {.iov_base = port->buffer, .iov_len = sizeof port->buffer};
+    struct msghdr message = {
+        .msg_name = &from->source,
+        .msg_namelen = sizeof from->source,
+        .msg_iov = &piece,
+        .msg_iovlen = 1,
+        .msg_control = control,
+        .msg_controllen = sizeof control,
+    };
+    ssize_t size = recvmsg(fd, &message, MSG_DONTWAIT);
+    if (size < 0)
+        return errno == EAGAIN ? 0 : -1;
+    from->size = (size_t)size;
+    from->segment = from->local_length = 0;
+    from->traffic_class = from->hop_limit = -1;
+    read_control(&message, from);
+    if (from->segment >= from->size)
+        from->segment = 0;
+    return 1;
+}
+
+bool rdmacm_port_needs_owner(const struct rdmacm_port *port) {
+    return port->has_added || port->events || port->added || port->has_counts || port->arrivals || port->ready;
+}
+
+size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
+    /* Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
+     * coming: a lone message is answered sooner. */
+    size_t limit = port->busy_calls > STREAM ? BATCH : 1, count = 0;
+    bool is_alone = true;
+    double now = 0;
+    for (int errors = 0; count < limit && port->arrivals_count < most_left &&
+                         port->arrivals_bytes < RDMACM_QUEUE_BYTES;) {
+        struct rdmacm_received from;
+        int found = receive_one(port, fd, &from);
+        if (found < 0) {
+            if (errno == EINTR)
+                continue;
+            /* Of an undelivered packet. The owner sees the report, which poll(2) announces. */
+            if (++errors < READ_AGAIN)
+                continue;
+            rdmacm_port_count_lost(port, errno);
+            break;
+        }
+        if (!found) {
+            if (is_alone && count == 1)
+                port->busy_calls = 0; /* the second read was in vain */
+            break;
+        }
+        count++;
+        if (from.segment && is_alone) { /* a train is rarely the only one */
+            is_alone = false;
+            limit = count - 1 + TRAINS;
+            port->busy_calls = STREAM + 1;
+        }
+        now = now > 0 ? now : rdmacm_now();
+        deliver(port, &from, now);
+    }
+    if (count) {
+        port->busy_calls++;
+        port->recent = fd;
+    } else {
+        port->busy_calls = 0;
+    }
+    return count;
+}

@@ -1,0 +1,221 @@
+/* The queues of a connection, and what requester and responder share. */
+#include "rdmacm_core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_CAPACITY = 16, MOST_RESOURCES = 1024 };
+
+void rdmacm_rc_init(struct rdmacm_rc *rc) {
+    memset(rc, 0, sizeof *rc);
+    rc->ack_psn = -1;
+    rc->receive_bth = -1;
+}
+
+void rdmacm_rc_free(struct rdmacm_rc *rc) {
+    free(rc->sends), free(rc->recvs), free(rc->responses), free(rc->resources), free(rc->completions);
+    rc->sends = NULL, rc->recvs = NULL, rc->responses = NULL, rc->resources = NULL, rc->completions = NULL;
+    rc->sends_capacity = rc->recvs_capacity = rc->responses_capacity = rc->resources_capacity = 0;
+    rc->sends_count = rc->recvs_count = rc->responses_count = rc->resources_count = rc->begun = 0;
+    rc->completions_capacity = rc->completions_count = 0;
+}
+
+bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size_t more, size_t size) {
+    if (more <= *capacity - count)
+        return true;
+    size_t wanted = *capacity ? *capacity : LEAST_CAPACITY;
+    while (wanted - count < more) {
+        if (wanted > SIZE_MAX / 2 / size)
+            return false;
+        wanted *= 2;
+    }
+    char *grown = malloc(wanted * size);
+    if (!grown)
+        return false;
+    if (count) {
+        size_t first = *capacity - *head < count ? *capacity - *head : count;
+        memcpy(grown, (char *)*ring + *head * size, first * size);
+        memcpy(grown + first * size, *ring, (count - first) * size);
+    }
+    free(*ring);
+    *ring = grown;
+    *capacity = wanted;
+    *head = 0;
+    return true;
+}
+
+/* Room for the completions of everything that is posted, and of one more. */
+static bool reserve_completion(struct rdmacm_rc *rc) {
+    void *ring = rc->completions;
+    size_t head = 0, more = rc->sends_count + rc->recvs_count + (rc->current_recv.hold ? 1 : 0) + 1;
+    bool done =
+        rdmacm_grow(&ring, &rc->completions_capacity, &head, rc->completions_count, more, sizeof *rc->completions);
+    rc->completions = ring;
+    return done;
+}
+
+bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
+    if (rc->usual || rc->failed || !rc->can_send || !rc->can_receive || rc->paused || rc->operation ||
+        !rc->ack_interval || rc->path_mtu < 256 || rc->path_mtu > 4096 ||
+        rc->max_dest_rd_atomic > MOST_RESOURCES)
+        return false;
+    if (rc->resources_capacity < rc->max_dest_rd_atomic) {
+        struct rdmacm_resource *resources = malloc(rc->max_dest_rd_atomic * sizeof *resources);
+        if (!resources)
+            return false;
+        free(rc->resources);
+        rc->resources = resources;
+        rc->resources_capacity = rc->max_dest_rd_atomic;
+    }
+    /* A first response and a repeated one for each READ, and an ACK between two of them. */
+    void *ring = rc->responses;
+    bool done = rdmacm_grow(&ring, &rc->responses_capacity, &rc->responses_head, 0,
+                            4 * (size_t)rc->max_dest_rd_atomic + 2, sizeof *rc->responses);
+    rc->responses = ring;
+    if (!done)
+        return false;
+    rc->sends_head = rc->sends_count = rc->begun = rc->send_index = 0;
+    rc->recvs_head = rc->recvs_count = 0;
+    rc->responses_head = rc->responses_count = rc->reads_waiting = 0;
+    rc->resources_next = rc->resources_count = 0;
+    rc->current_recv = (struct rdmacm_recv){0};
+    rc->usual = true;
+    return true;
+}
+
+bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
+    if (!rc->usual || send->length > RDMACM_LONGEST_MESSAGE ||
+        (send->opcode != RDMACM_WR_SEND && send->opcode != RDMACM_WR_WRITE && send->opcode != RDMACM_WR_READ) ||
+        (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic))
+        return false;
+    void *ring = rc->sends;
+    bool done = rdmacm_grow(&ring, &rc->sends_capacity, &rc->sends_head, rc->sends_count, 1, sizeof *rc->sends);
+    rc->sends = ring;
+    if (!done || !reserve_completion(rc))
+        return false;
+    rc->sends[(rc->sends_head + rc->sends_count) & (rc->sends_capacity - 1)] = *send;
+    rc->sends_count++;
+    return true;
+}
+
+bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
+    uint32_t packets = rdmacm_packets(rc, send->length);
+    if (send->last_psn != rdmacm_psn_add(send->first_psn, packets - 1) || send->received_bytes > send->length ||
+        send->requested_packets > packets || rc->begun != rc->sends_count || !rdmacm_rc_post_send(rc, send))
+        return false;
+    rc->begun++;
+    return true;
+}
+
+bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
+    if (!rc->usual)
+        return false;
+    void *ring = rc->recvs;
+    bool done = rdmacm_grow(&ring, &rc->recvs_capacity, &rc->recvs_head, rc->recvs_count, 1, sizeof *rc->recvs);
+    rc->recvs = ring;
+    if (!done || !reserve_completion(rc))
+        return false;
+    rc->recvs[(rc->recvs_head + rc->recvs_count) & (rc->recvs_capacity - 1)] = *recv;
+    rc->recvs_count++;
+    return true;
+}
+
+struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index) {
+    return &rc->sends[(rc->sends_head + index) & (rc->sends_capacity - 1)];
+}
+
+struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index) {
+    return &rc->recvs[(rc->recvs_head + index) & (rc->recvs_capacity - 1)];
+}
+
+struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index) {
+    return &rc->responses[(rc->responses_head + index) & (rc->responses_capacity - 1)];
+}
+
+void rdmacm_pop_send(struct rdmacm_rc *rc) {
+    rc->sends_head = (rc->sends_head + 1) & (rc->sends_capacity - 1);
+    rc->sends_count--;
+    rc->begun--;
+    if (rc->send_index)
+        rc->send_index--;
+}
+
+/* Restart the retransmission timer if packets are outstanding, else stop it. */
+void rdmacm_start_timer(struct rdmacm_rc *rc, double now) {
+    if (rc->rnr_waiting)
+        return;
+    rc->has_deadline = rc->timeout > 0 && rc->begun && rc->next_psn != rc->unacked_psn;
+    if (rc->has_deadline)
+        rc->deadline = now + rc->timeout;
+}
+
+void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count) {
+    rc->counts[count]++;
+    rc->has_counts = true;
+}
+
+/* Send again from a PSN on, unless that is under way: then more signs of the same loss are coming. Otherwise there is a
+ * retry left, which the caller has checked. */
+void rdmacm_retransmit(struct rdmacm_rc *rc, uint32_t psn, double now) {
+    if (rc->retransmitting)
+        return;
+    rc->retransmitting = true;
+    rdmacm_count(rc, RDMACM_RETRIES);
+    rc->retries_left--;
+    rc->window = rc->loss_window;
+    rc->next_psn = psn;
+    rc->send_index = 0;
+    if (rc->rnr_waiting)
+        return;
+    rc->has_deadline = rc->timeout > 0;
+    if (rc->has_deadline)
+        rc->deadline = now + rc->timeout;
+}
+
+bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now) {
+    if (!rc->usual)
+        return false;
+    if (!rc->has_deadline || now < rc->deadline)
+        return true;
+    if (rc->rnr_waiting) {
+        rc->rnr_waiting = false;
+        rdmacm_start_timer(rc, now);
+        return true;
+    }
+    if (rc->retries_left <= 0)
+        return false;
+    rc->retransmitting = false;
+    rdmacm_count(rc, RDMACM_TIMEOUTS);
+    rdmacm_retransmit(rc, rc->unacked_psn, now);
+    return true;
+}
+
+/* Queue an ACK or NAK. It replaces one that is still to be sent directly before it, and acknowledges as much. */
+void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome) {
+    bool is_nak = syndrome != RDMACM_ACK_SYNDROME;
+    if (!rc->responses_count) {
+        if (rc->ack_psn < 0 || is_nak || rdmacm_psn_is_after(psn, (uint32_t)rc->ack_psn))
+            rc->ack_psn = (int32_t)psn;
+        rc->ack_aeth = syndrome << 24 | rc->msn;
+        return;
+    }
+    struct rdmacm_response *last = rdmacm_rc_response_at(rc, rc->responses_count - 1);
+    if (last->is_read) {
+        last = rdmacm_rc_response_at(rc, rc->responses_count++);
+        memset(last, 0, sizeof *last);
+        last->psn = psn;
+    } else if (is_nak || rdmacm_psn_is_after(psn, last->psn)) {
+        last->psn = psn;
+    }
+    last->last_psn = last->psn;
+    last->syndrome = syndrome;
+    last->msn = rc->msn;
+}
+
+int rdmacm_rc_to_send(const struct rdmacm_rc *rc) {
+    if (rc->responses_count || rdmacm_wants_to_send(rc))
+        return 2;
+    if (rc->ack_psn < 0)
+        return 0;
+    return rc->ack_aeth < RDMACM_LOWEST_NAK_AETH ? 1 : 2; /* a NAK of the Python engine may still have to be sent */
+}

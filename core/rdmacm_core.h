@@ -1,0 +1,405 @@
+/* The compiled core: what is usual on a reliable connection over RoCEv2.
+ *
+ * docs/core.md describes it. Nothing here knows Python, sockets or clocks; module.c is the glue to Python. PSNs and MSNs
+ * have 24 bits and wrap. The caller serialises all calls for one connection and for one table of regions.
+ */
+#ifndef RDMACM_CORE_H
+#define RDMACM_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+/* -- CRC-32 and the invariant CRC ---------------------------------------------------------------------------------- */
+
+/* Make the tables, and find out what the processor has. Call it once, before anything else. */
+void rdmacm_init(void);
+
+/* CRC-32 as Ethernet and zlib have it: `crc` is 0 at the beginning, or the result for the bytes before. */
+uint32_t rdmacm_crc32(uint32_t crc, const void *data, size_t length);
+
+/* The same by tables alone, for comparison. */
+uint32_t rdmacm_crc32_by_table(uint32_t crc, const void *data, size_t length);
+
+/* How rdmacm_crc32 works here: "pclmulqdq", "armv8" or "table". */
+const char *rdmacm_crc32_method(void);
+
+/* The packets from one address and port to another (class Icrc of the Python engine). */
+struct rdmacm_flow {
+    uint32_t base; /* the CRC of the headers, for length 0, identification 0 and byte 4 of the BTH 0 */
+    bool is_ipv6;
+};
+
+enum {
+    RDMACM_BTH_LENGTH = 12,
+    RDMACM_ICRC_LENGTH = 4,
+    RDMACM_SHORTEST_PACKET = RDMACM_BTH_LENGTH + RDMACM_ICRC_LENGTH,
+    RDMACM_LONGEST_PACKET = 40 + 4096 + RDMACM_ICRC_LENGTH,
+};
+
+/* The CRC over a packet and its correct ICRC. */
+#define RDMACM_RESIDUE UINT32_C(0x2144DF1C)
+
+/* `address_length` is 4 or 16; `sport` and `dport` are UDP ports. */
+void rdmacm_flow_init(struct rdmacm_flow *flow, const uint8_t *source, const uint8_t *destination,
+                      size_t address_length, uint16_t sport, uint16_t dport);
+
+/* The CRC to begin with for a packet of `length` bytes from its BTH to the end of its ICRC, at most 65507. */
+uint32_t rdmacm_flow_start(const struct rdmacm_flow *flow, size_t length, uint16_t identification);
+
+/* The IPv4 identification of a packet of `length` bytes whose CRC with `guess` is `crc`; -1 for a damaged packet. */
+int32_t rdmacm_flow_solve(const struct rdmacm_flow *flow, uint32_t crc, size_t length, uint16_t guess);
+
+/* -- registered memory ----------------------------------------------------------------------------------------------- */
+
+enum { /* enum ibv_access_flags */
+    RDMACM_LOCAL_WRITE = 1 << 0,
+    RDMACM_REMOTE_WRITE = 1 << 1,
+    RDMACM_REMOTE_READ = 1 << 2,
+};
+
+struct rdmacm_region {
+    uint64_t address; /* as peers name it */
+    uint64_t length;  /* bytes */
+    uint64_t pd;      /* stands for the protection domain */
+    uint8_t *memory;
+    void *hold;      /* the owner's; keeps the memory alive */
+    uint32_t key;    /* not 0 */
+    uint32_t access; /* bits of enum ibv_access_flags */
+};
+
+/* The regions of a device, by key: a hash table with linear probing. */
+struct rdmacm_regions {
+    struct rdmacm_region *slots; /* key 0: empty */
+    size_t capacity;             /* a power of two, or 0 */
+    size_t count;
+};
+
+/* False without memory, and for a key that is there or is 0. */
+bool rdmacm_regions_add(struct rdmacm_regions *regions, const struct rdmacm_region *region);
+/* False for an unknown key; else `removed` is what it was. */
+bool rdmacm_regions_remove(struct rdmacm_regions *regions, uint32_t key, struct rdmacm_region *removed);
+void rdmacm_regions_free(struct rdmacm_regions *regions);
+/* The `length` bytes at `address` for a peer; NULL if key, protection domain, permission or range is wrong. */
+uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
+                             uint64_t length, uint32_t access);
+/* The same, with the region's hold. */
+uint8_t *rdmacm_regions_locate(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
+                               uint64_t length, uint32_t access, void **hold);
+
+/* -- work requests and completions ----------------------------------------------------------------------------------- */
+
+enum rdmacm_opcode { /* enum ibv_wr_opcode */
+    RDMACM_WR_WRITE = 0,
+    RDMACM_WR_SEND = 2,
+    RDMACM_WR_SEND_WITH_IMM = 3, /* of datagrams alone */
+    RDMACM_WR_READ = 4,
+};
+
+/* A request of the send queue, with one local buffer. */
+struct rdmacm_send {
+    void *hold;          /* the owner's; keeps the buffer alive */
+    uint8_t *data;       /* the source of SEND and WRITE, the destination of READ; NULL for no bytes */
+    uint64_t remote_addr;
+    uint32_t length;     /* bytes */
+    uint32_t rkey;
+    uint8_t opcode;      /* enum rdmacm_opcode */
+    bool solicited;
+    bool is_silent;      /* whether its success makes no completion for the user */
+    /* Set when the request begins. */
+    uint32_t first_psn, last_psn;
+    uint32_t received_bytes;    /* READ: bytes of the response that have arrived */
+    uint32_t requested_packets; /* READ: packets of the response that have been requested */
+};
+
+/* A request of the receive queue, with one buffer. */
+struct rdmacm_recv {
+    void *hold;
+    uint8_t *data;
+    uint64_t length; /* bytes */
+};
+
+/* A completion of success. Failures are the Python engine's. */
+struct rdmacm_completion {
+    void *hold;       /* that of the request */
+    uint32_t byte_len;
+    uint8_t opcode;   /* enum rdmacm_opcode of a send */
+    bool is_recv;
+    bool solicited;
+    bool is_silent;
+    /* Of a received datagram, else 0. */
+    bool is_datagram;
+    bool has_imm;
+    uint32_t imm;     /* immediate data */
+    uint32_t src_qp;
+};
+
+/* A READ that was executed. */
+struct rdmacm_resource {
+    uint64_t address;
+    uint32_t rkey;
+    uint32_t length; /* bytes */
+    uint32_t first_psn, last_psn;
+};
+
+/* Packets the responder has to send. */
+struct rdmacm_response {
+    struct rdmacm_resource read; /* PSNs of the whole response, the memory that is sent; of an ACK, nothing */
+    bool is_read, is_repeated;
+    uint32_t psn, last_psn; /* of the packets still to be sent */
+    uint32_t offset;        /* bytes that were sent */
+    uint32_t syndrome, msn;
+};
+
+/* What a connection counts. */
+enum rdmacm_count {
+    RDMACM_TIMEOUTS,            /* retransmission timers that have expired */
+    RDMACM_RETRIES,             /* retransmissions */
+    RDMACM_SEQUENCE_NAKS,       /* NAKs received because of a lost request */
+    RDMACM_RNR_NAKS,            /* NAKs received because the peer has no receive */
+    RDMACM_IMPLIED_NAKS,        /* answers received that show that an earlier one was lost */
+    RDMACM_EARLY_REQUESTS,      /* NAKs sent because of a lost request */
+    RDMACM_DROPPED_SEQUENCE,    /* packets after a lost one */
+    RDMACM_DROPPED_DUPLICATES,  /* requests that were executed before */
+    RDMACM_DROPPED_NOT_READY,   /* SENDs without a receive */
+    RDMACM_DROPPED_REFUSED,     /* READ requests that came again when their memory was gone */
+    RDMACM_DROPPED_ANSWERS,     /* answers to no request that is outstanding */
+    RDMACM_COUNTS,
+};
+
+/* -- a connection ---------------------------------------------------------------------------------------------------- */
+
+/* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState, which says who changes what. Python reads and
+ * writes the fields up to the queues directly. The queues are used while `usual`, and empty otherwise. */
+struct rdmacm_rc {
+    /* path */
+    struct rdmacm_flow flow_out, flow_in;
+    uint64_t send_bth;
+    int64_t receive_bth;
+    uint32_t qp_num;
+    uint32_t path_mtu; /* bytes */
+    uint32_t identification;
+
+    /* states */
+    bool usual; /* whether the core has the queues */
+    bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
+
+    /* requester */
+    uint32_t next_psn, end_psn, unacked_psn;
+    uint32_t window, loss_window, ack_interval; /* packets */
+    uint32_t outstanding_reads, max_rd_atomic;
+    int32_t retry_cnt, rnr_retry, retries_left, rnr_retries_left;
+    uint32_t stray_answers;
+    double timeout;  /* seconds; 0: none */
+    double deadline; /* seconds of the caller's clock */
+    bool has_deadline;
+
+    /* responder */
+    const struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
+    uint64_t pd;
+    uint32_t access;
+    uint32_t expected_psn, executed_psn, msn;
+    uint32_t max_dest_rd_atomic;
+    uint32_t min_rnr_timer; /* the code of RNR NAKs, 0 to 31 */
+    bool nak_sent;
+    int32_t operation; /* values of Operation */
+    uint64_t message_offset;
+    uint64_t recv_capacity;
+    uint32_t write_rkey, write_length;
+    uint64_t write_address;
+    int32_t ack_psn; /* -1: none */
+    uint32_t ack_aeth;
+
+    /* queues: rings whose capacities are powers of two */
+    struct rdmacm_send *sends; /* the first `begun` are outstanding, the others wait for their PSNs */
+    size_t sends_capacity, sends_head, sends_count, begun, send_index;
+    struct rdmacm_recv *recvs;
+    size_t recvs_capacity, recvs_head, recvs_count;
+    struct rdmacm_recv current_recv; /* the SEND in progress; hold NULL: none */
+    struct rdmacm_response *responses;
+    size_t responses_capacity, responses_head, responses_count;
+    size_t reads_waiting; /* first responses of READs in the ring */
+    struct rdmacm_resource *resources; /* the latest READs, the next one to be replaced at `resources_next` */
+    size_t resources_capacity, resources_next, resources_count;
+
+    /* completions that the owner has not taken; there is room for everything that is posted */
+    struct rdmacm_completion *completions;
+    size_t completions_capacity, completions_count;
+
+    bool has_counts; /* whether one of these is not 0 */
+    uint32_t counts[RDMACM_COUNTS]; /* since the owner has taken them */
+};
+
+/* A connection with all fields 0, but ack_psn. */
+void rdmacm_rc_init(struct rdmacm_rc *rc);
+/* Free the rings. The owner has let go of all holds. */
+void rdmacm_rc_free(struct rdmacm_rc *rc);
+
+/* Begin to use the queues, which are empty. False, with nothing done, where the connection is not as it has to be, or
+ * without memory. */
+bool rdmacm_rc_begin(struct rdmacm_rc *rc);
+
+/* Add a request that has begun behind those that have, with its PSNs and progress. No request waits yet. False, with
+ * nothing done, if its fields contradict each other, and as rdmacm_rc_post_send. */
+bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
+
+/* Queue a request. False, with nothing done, without memory or for a request that the core does not know. */
+bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
+bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
+
+struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index);
+struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index);
+struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index);
+
+/* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet), up to the first
+ * that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.
+ * `accepted` is how many of them were not dropped. `first_identification` is that of the train's first packet, -1 if
+ * none was processed. */
+size_t rdmacm_rc_take(struct rdmacm_rc *rc, const uint8_t *data, size_t size, size_t segment, double now,
+                      size_t *accepted, int32_t *first_identification);
+
+/* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for. False, with nothing
+ * done, if the owner has to do it: the connection fails for lack of retries, or the owner has the queues. */
+bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now);
+
+/* Whether rdmacm_rc_build may return something: 0 nothing, 1 one ACK, which may wait for a moment, 2 packets. */
+int rdmacm_rc_to_send(const struct rdmacm_rc *rc);
+
+enum { RDMACM_BUILD_LIMIT = 1024 };
+
+struct rdmacm_datagram {
+    size_t first, count; /* its pieces in `pieces` */
+    size_t bytes;
+    size_t segment; /* bytes of a packet of a train; 0: a single packet */
+};
+
+/* Datagrams ready for the wire. The pieces point to the buffers of the requests and regions and to `headers`; they are
+ * valid until the next call for the connection or its regions. */
+struct rdmacm_out {
+    struct rdmacm_datagram datagrams[RDMACM_BUILD_LIMIT + 2];
+    size_t datagrams_count;
+    struct iovec pieces[3 * (RDMACM_BUILD_LIMIT + 2)];
+    size_t pieces_count;
+    uint8_t headers[48 * (RDMACM_BUILD_LIMIT + 2)];
+    size_t headers_used;
+    /* the open train */
+    const struct rdmacm_flow *flow;
+    size_t train;   /* bytes it may have */
+    size_t packets; /* it has */
+    size_t left;    /* packets it may still take */
+};
+
+/* Packets of a flow are added between these two; a train has up to `train` bytes (0: no trains). */
+void rdmacm_out_begin(struct rdmacm_out *out, const struct rdmacm_flow *flow, size_t train);
+void rdmacm_out_finish(struct rdmacm_out *out);
+
+/* Where the next headers go: there is room for the longest, 28 bytes, and for three pad bytes and the ICRC. */
+static inline uint8_t *rdmacm_out_headers(struct rdmacm_out *out) { return out->headers + out->headers_used; }
+
+/* Add a packet: its headers, which are at rdmacm_out_headers(), and its payload. It joins the train if its size
+ * allows. */
+void rdmacm_out_add(struct rdmacm_out *out, size_t headers_length, const uint8_t *data, size_t length);
+
+/* Build up to `limit` packets, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes (0: none). False,
+ * with nothing done, if the core cannot answer a READ of the peer: its memory has changed. */
+bool rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now);
+
+/* -- helpers for the files of the core ------------------------------------------------------------------------------- */
+
+/* Make room for `more` entries behind `count` in a ring of entries of `size` bytes. */
+bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size_t more, size_t size);
+
+enum {
+    RDMACM_PSN_MASK = 0xFFFFFF,
+    RDMACM_PSN_HALF = 0x800000,
+};
+
+#define RDMACM_LONGEST_MESSAGE UINT32_C(0x80000000)
+
+enum { /* BTH opcodes */
+    RDMACM_SEND_FIRST = 0x00,
+    RDMACM_SEND_MIDDLE = 0x01,
+    RDMACM_SEND_LAST = 0x02,
+    RDMACM_SEND_ONLY = 0x04,
+    RDMACM_WRITE_FIRST = 0x06,
+    RDMACM_WRITE_MIDDLE = 0x07,
+    RDMACM_WRITE_LAST = 0x08,
+    RDMACM_WRITE_ONLY = 0x0A,
+    RDMACM_READ_REQUEST = 0x0C,
+    RDMACM_READ_RESPONSE_FIRST = 0x0D,
+    RDMACM_READ_RESPONSE_MIDDLE = 0x0E,
+    RDMACM_READ_RESPONSE_LAST = 0x0F,
+    RDMACM_READ_RESPONSE_ONLY = 0x10,
+    RDMACM_ACKNOWLEDGE = 0x11,
+};
+
+enum { RDMACM_OPERATION_SEND = 1, RDMACM_OPERATION_WRITE = 2 };
+
+#define RDMACM_ACK_SYNDROME UINT32_C(0x1F)
+#define RDMACM_RNR_NAK UINT32_C(0x20)
+#define RDMACM_NAK_PSN_SEQUENCE_ERROR UINT32_C(0x60)
+#define RDMACM_LOWEST_NAK_AETH UINT32_C(0x20000000)
+#define RDMACM_ACK_REQUEST UINT32_C(0x80000000)
+
+static inline uint32_t rdmacm_psn_add(uint32_t psn, uint32_t count) { return (psn + count) & RDMACM_PSN_MASK; }
+
+/* How far `a` is after `b`, from 0 to 2^24 - 1. */
+static inline uint32_t rdmacm_psn_after(uint32_t a, uint32_t b) { return (a - b) & RDMACM_PSN_MASK; }
+
+/* Whether `a` comes after `b`. */
+static inline bool rdmacm_psn_is_after(uint32_t a, uint32_t b) {
+    uint32_t distance = rdmacm_psn_after(a, b);
+    return distance && !(distance & RDMACM_PSN_HALF);
+}
+
+/* PSNs of a message or READ response of `length` bytes. */
+static inline uint32_t rdmacm_packets(const struct rdmacm_rc *rc, uint32_t length) {
+    return length ? (length - 1) / rc->path_mtu + 1 : 1;
+}
+
+static inline uint32_t rdmacm_load32(const uint8_t *p) {
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
+}
+
+static inline uint64_t rdmacm_load64(const uint8_t *p) {
+    return (uint64_t)rdmacm_load32(p) << 32 | rdmacm_load32(p + 4);
+}
+
+static inline void rdmacm_store32(uint8_t *p, uint32_t value) {
+    p[0] = (uint8_t)(value >> 24);
+    p[1] = (uint8_t)(value >> 16);
+    p[2] = (uint8_t)(value >> 8);
+    p[3] = (uint8_t)value;
+}
+
+static inline void rdmacm_store64(uint8_t *p, uint64_t value) {
+    rdmacm_store32(p, (uint32_t)(value >> 32));
+    rdmacm_store32(p + 4, (uint32_t)value);
+}
+
+/* A READ response is requested in parts: one past the last packet of the part that packet `index` is in. */
+static inline uint32_t rdmacm_read_part_end(const struct rdmacm_rc *rc, uint32_t index) {
+    return (index / rc->ack_interval + 1) * rc->ack_interval;
+}
+
+/* Where a key belongs in a hash table whose capacity is a power of two. */
+static inline size_t rdmacm_home(uint32_t key, size_t capacity) {
+    return (size_t)(key * UINT32_C(2654435769) >> 7) & (capacity - 1); /* 2^32 divided by the golden ratio */
+}
+
+void rdmacm_crc32_init(void);
+void rdmacm_icrc_init(void);
+void rdmacm_start_timer(struct rdmacm_rc *rc, double now);
+void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome);
+
+/* Whether there are request packets to send. */
+static inline bool rdmacm_wants_to_send(const struct rdmacm_rc *rc) {
+    return (rc->next_psn != rc->end_psn || rc->sends_count > rc->begun) && !rc->rnr_waiting;
+}
+
+void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count);
+void rdmacm_retransmit(struct rdmacm_rc *rc, uint32_t psn, double now);
+void rdmacm_pop_send(struct rdmacm_rc *rc);
+
+#endif

@@ -1,0 +1,270 @@
+/* The socket layer of the compiled core: it reads UDP sockets, finds the connection of each packet, sends what follows,
+ * and collects completions. docs/core.md describes it.
+ *
+ * One lock guards a port with its connections, their regions and their completion queues. The caller of every function
+ * here holds it, unless the function's comment says otherwise. Nothing here knows Python.
+ */
+#ifndef RDMACM_PORT_H
+#define RDMACM_PORT_H
+
+#include "rdmacm_core.h"
+#include "rdmacm_ud.h"
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+/* -- the lock -------------------------------------------------------------------------------------------------------- */
+
+/* A mutex that its holder may take again. */
+struct rdmacm_lock {
+    pthread_mutex_t mutex;
+    _Atomic(uintptr_t) owner; /* stands for the thread that holds it; 0: none */
+    unsigned depth;           /* how often the owner has taken it */
+};
+
+bool rdmacm_lock_init(struct rdmacm_lock *lock);
+void rdmacm_lock_destroy(struct rdmacm_lock *lock);
+/* Take it if no other thread has it. */
+bool rdmacm_lock_try(struct rdmacm_lock *lock);
+/* Wait for it. */
+void rdmacm_lock_take(struct rdmacm_lock *lock);
+/* Wait for it a millisecond or so; whether it was taken. */
+bool rdmacm_lock_take_soon(struct rdmacm_lock *lock);
+/* False, with nothing done, if this thread does not have it. */
+bool rdmacm_lock_release(struct rdmacm_lock *lock);
+
+/* The first member of each hold (rdmacm_send.hold and others), so that holds can be listed. */
+struct rdmacm_hold {
+    struct rdmacm_hold *next;
+};
+
+/* -- completion queues ----------------------------------------------------------------------------------------------- */
+
+/* A completion of the core, or one that the owner has made. */
+struct rdmacm_entry {
+    void *object; /* the owner's completion; NULL: one of the core */
+    struct rdmacm_completion completion;
+    uint32_t qp_num;
+};
+
+struct rdmacm_cq {
+    struct rdmacm_entry *entries; /* a ring */
+    size_t capacity, head, count;
+    size_t limit;   /* completions it has room for */
+    bool overrun;   /* whether the core has lost one */
+    bool watched;   /* whether the owner wants to know what is added */
+    bool is_listed; /* in rdmacm_port.added, because it is watched or has overflowed */
+    bool solicited; /* whether one of those added meanwhile is solicited */
+    struct rdmacm_cq *next_added;
+    void *owner;
+};
+
+struct rdmacm_entry *rdmacm_cq_at(struct rdmacm_cq *cq, size_t index);
+/* False without memory. Does not look at `limit`. */
+bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry);
+void rdmacm_cq_pop(struct rdmacm_cq *cq);
+void rdmacm_cq_free(struct rdmacm_cq *cq);
+
+/* -- routes ----------------------------------------------------------------------------------------------------------- */
+
+enum { RDMACM_CONTROL_SPACE = 160 };
+
+/* How packets to an address are sent. */
+struct rdmacm_route {
+    bool is_ipv6;
+    struct sockaddr_storage address;
+    socklen_t address_length;
+    _Alignas(struct cmsghdr) uint8_t control[RDMACM_CONTROL_SPACE]; /* room for the segment size is behind it */
+    size_t control_length;
+    size_t train; /* bytes of a train; 0: none */
+};
+
+/* -- connections ----------------------------------------------------------------------------------------------------- */
+
+/* What the owner has to do for a connection. */
+enum {
+    RDMACM_EVENT_TIMER = 1, /* call its timer at rc->deadline */
+    RDMACM_EVENT_TURN = 2,  /* send: the core cannot */
+    RDMACM_EVENT_COUNTS = 4, /* take what it has counted */
+};
+
+struct rdmacm_ud_end;
+
+/* A connection whose peer is known, or a datagram queue pair. */
+struct rdmacm_conn {
+    struct rdmacm_port *port;
+    struct rdmacm_rc *rc;     /* NULL of a datagram queue pair */
+    struct rdmacm_ud_end *ud; /* NULL of a connection */
+    struct rdmacm_cq *send_cq, *recv_cq;
+    uint32_t qp_num;
+    /* Of a connection: packets are accepted from this address and port to that address. */
+    uint8_t remote[16], local[16];
+    uint16_t remote_port;  /* network order */
+    uint32_t remote_scope; /* of IPv6, the interface index; else 0 */
+    /* Of a connection: packets are sent so. */
+    int fd;
+    struct rdmacm_route route;
+    /* Requests posted here, less those completed here, since the owner has looked. */
+    int64_t sends_change, recvs_change;
+    size_t queued; /* datagrams of it in the port's queue: later ones have to wait behind them */
+    unsigned events;
+    bool has_timer; /* whether the owner will call its timer, at some time */
+    bool in_acks, in_ready, in_events, in_timers;
+    struct rdmacm_conn *next_ack, *next_ready, *next_event;
+    struct rdmacm_conn *next_timer, *previous_timer;
+    void *owner;
+};
+
+enum { RDMACM_OWN_ADDRESSES = 8 };
+
+/* A datagram queue pair of a port. */
+struct rdmacm_ud_end {
+    struct rdmacm_conn conn;
+    struct rdmacm_ud *ud;
+    int fds[2]; /* packets leave from this socket of IPv4, and that of IPv6; -1: none */
+    /* The addresses that packets are accepted at. */
+    struct rdmacm_own_address {
+        bool is_ipv6;
+        uint8_t address[16];
+        uint32_t scope; /* of a link-local address, the interface index; else 0 */
+    } own[RDMACM_OWN_ADDRESSES];
+    size_t own_count;
+    unsigned long no_receive; /* packets without a receive, since the owner has looked */
+};
+
+/* -- the port -------------------------------------------------------------------------------------------------------- */
+
+/* A datagram that the core has not processed, or the rest of one. */
+struct rdmacm_arrival {
+    struct rdmacm_arrival *next;
+    struct sockaddr_storage source;
+    uint8_t local[16];
+    size_t local_length; /* bytes; 0: not known */
+    int traffic_class, hop_limit; /* -1: not known */
+    uint32_t qp_num;
+    size_t segment, size;
+    uint8_t data[];
+};
+
+enum {
+    RDMACM_LONGEST_DATAGRAM = 65536,
+    RDMACM_ERRNO_COUNT = 160,
+    /* Datagrams and bytes that may wait for the owner; more stay in the sockets. */
+    RDMACM_QUEUE_DATAGRAMS = 256,
+    RDMACM_QUEUE_BYTES = 4 << 20,
+};
+
+/* A datagram that was read, by its ancillary data. */
+struct rdmacm_received {
+    struct sockaddr_storage source;
+    uint8_t local[16];
+    size_t local_length; /* bytes; 0: not known */
+    int traffic_class, hop_limit; /* -1: not known */
+    size_t segment, size;
+};
+
+struct rdmacm_port {
+    int *sources; /* descriptors of UDP sockets */
+    size_t sources_count, sources_capacity;
+    int recent;  /* the descriptor where the last packet arrived; -1: none */
+    int poll_fd; /* an epoll descriptor of all descriptors that the owner reads */
+    bool is_enabled;     /* false: every packet is the owner's */
+    bool may_defer_acks; /* whether somebody sends them soon if the caller does not come back */
+    uint64_t deferrals;  /* how often an ACK was deferred, or would have been if it were allowed */
+    _Atomic(uint64_t) calls; /* of those who make progress */
+    uint64_t taken; /* datagrams that the core has processed, or the first packets of them */
+    unsigned busy_calls;
+    unsigned empty_polls, yield_interval; /* polls in vain since the last yield, and how many there are between two */
+
+    struct rdmacm_conn **table; /* connections by number: linear probing */
+    size_t table_capacity, table_count;
+
+    struct rdmacm_conn *acks, *ready, *events; /* lists */
+    struct rdmacm_conn *timers; /* connections that had a deadline when the list was last read, or later */
+    double timers_due;          /* no deadline of these is before it */
+    struct rdmacm_cq *added;
+    struct rdmacm_hold *finished; /* holds of requests that make no completion */
+    struct rdmacm_arrival *arrivals, **arrivals_end;
+    size_t arrivals_count, arrivals_bytes;
+    bool has_added; /* whether a completion was added since the owner has looked */
+
+    struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
+
+    /* counters, since the owner has looked */
+    bool has_counts;
+    unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
+    unsigned long no_room, trains_cut, dropped;
+
+    uint8_t buffer[RDMACM_LONGEST_DATAGRAM];
+    struct rdmacm_out out;
+};
+
+/* A port without sockets; NULL without memory. */
+struct rdmacm_port *rdmacm_port_new(void);
+/* The owner has taken everything out. */
+void rdmacm_port_free(struct rdmacm_port *port);
+bool rdmacm_port_add_source(struct rdmacm_port *port, int fd);
+void rdmacm_port_remove_source(struct rdmacm_port *port, int fd);
+
+/* False without memory, or for a number that is there. */
+bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn);
+void rdmacm_port_detach(struct rdmacm_conn *conn);
+
+/* Seconds of CLOCK_MONOTONIC. */
+double rdmacm_now(void);
+
+/* Read datagrams of a socket, at most a batch, process them and send what follows. Return how many there were. It ends
+ * with the first that is left to the owner, or with `most_left` of them. */
+size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left);
+/* The ACKs that wait: send them. */
+void rdmacm_port_acknowledge(struct rdmacm_port *port, double now);
+/* The same, unless the caller has a result and they may be deferred. */
+void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now);
+/* A connection may have a deadline: both the owner and the service thread look at it in time. */
+void rdmacm_port_see_timer(struct rdmacm_conn *conn);
+/* Let connections retransmit whose deadline has come. What the core cannot do there is left to the owner. */
+void rdmacm_port_call_timers(struct rdmacm_port *port, double now);
+/* Send what connections have left over. */
+void rdmacm_port_take_turns(struct rdmacm_port *port, double now);
+/* Send what was just posted, and the ACKs that wait. */
+void rdmacm_port_posted(struct rdmacm_conn *conn, double now);
+/* The first of the arrivals, which the caller frees; NULL: there is none. */
+struct rdmacm_arrival *rdmacm_port_take_arrival(struct rdmacm_port *port);
+/* Whether the owner has something to do. */
+bool rdmacm_port_needs_owner(const struct rdmacm_port *port);
+
+/* -- for the files of this layer ------------------------------------------------------------------------------------- */
+
+/* Send a datagram of `out`; what the system refuses is counted. */
+void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
+                      const struct rdmacm_datagram *datagram);
+/* Count a packet or train that was not sent or read, by its errno. */
+void rdmacm_port_count_lost(struct rdmacm_port *port, int code);
+/* Pass completions on to the queues. */
+void rdmacm_port_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count);
+void rdmacm_port_list_event(struct rdmacm_conn *conn, unsigned event);
+/* No packet of a datagram was accepted. */
+void rdmacm_port_count_dropped(struct rdmacm_port *port);
+
+/* Process a packet in the port's buffer, or those of a train from byte `at` on; return the bytes of those processed. */
+size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at);
+/* Send up to `limit` packets; return how many. */
+size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit);
+
+/* -- service --------------------------------------------------------------------------------------------------------- */
+
+/* Start a thread that serves the peers of a port while `calls` stands still. Where the owner has something to do it
+ * makes `signal_fd` readable, an eventfd(2). False if the system refuses; then nothing has changed. */
+bool rdmacm_service_start(struct rdmacm_port *port, struct rdmacm_lock *lock, int signal_fd);
+/* End the thread, and wait for its end. The caller may have the lock or not. */
+void rdmacm_service_stop(struct rdmacm_port *port);
+/* There is a connection, or another socket. */
+void rdmacm_service_wake(struct rdmacm_port *port);
+/* A deadline is at `when`: wait no longer. */
+void rdmacm_service_see_deadline(struct rdmacm_port *port, double when);
+/* The owner has taken what there was to do: signal again. */
+void rdmacm_service_heard(struct rdmacm_port *port);
+
+#endif

@@ -1,0 +1,124 @@
+/* Datagrams on their way out: one sendmsg(2) for each, or for each packet of a train that the system refuses. */
+#include "rdmacm_port.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+
+#ifndef SOL_UDP
+#define SOL_UDP 17
+#endif
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+
+enum {
+    /* How many times a call is repeated that failed with the error of an undelivered packet. */
+    SEND_AGAIN = 3,
+    /* Milliseconds to wait for room in a full send queue. */
+    SEND_WAIT = 5,
+    MOST_IN_TRAIN = 64,
+    LONGEST_TRAIN = 65507,
+};
+
+/* sendmsg(2), repeated if the error may be that of an earlier packet, which the system reports so; 0 or its errno. */
+static int send_message(int fd, const struct msghdr *message) {
+    int before = 0;
+    for (int i = 0;; i++) {
+        if (sendmsg(fd, message, MSG_DONTWAIT) >= 0)
+            return 0;
+        int code = errno;
+        if (code == EINTR)
+            continue;
+        if (i >= SEND_AGAIN || code == before)
+            return code;
+        before = code;
+        if (code == EAGAIN) {
+            struct pollfd room = {.fd = fd, .events = POLLOUT};
+            if (poll(&room, 1, SEND_WAIT) > 0 && !(room.revents & POLLOUT)) /* a report, which ends every poll(2) */
+                nanosleep(&(struct timespec){.tv_nsec = SEND_WAIT * 1000000}, NULL);
+        }
+    }
+}
+
+/* Copy `length` bytes of a datagram from byte `at` on. */
+static void copy_part(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, size_t at, size_t length,
+                      uint8_t *to) {
+    for (size_t i = datagram->first; length && i < datagram->first + datagram->count; i++) {
+        const struct iovec *piece = &out->pieces[i];
+        if (at >= piece->iov_len) {
+            at -= piece->iov_len;
+            continue;
+        }
+        size_t part = piece->iov_len - at < length ? piece->iov_len - at : length;
+        memcpy(to, (const uint8_t *)piece->iov_base + at, part);
+        to += part, length -= part, at = 0;
+    }
+}
+
+/* Send the packets of a train one by one: each has the IPv4 identification 0 then. */
+static bool send_singly(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
+                        const struct rdmacm_datagram *datagram, struct msghdr *message) {
+    uint8_t packet[RDMACM_LONGEST_PACKET];
+    struct iovec piece = {.iov_base = packet};
+    bool is_sent = true;
+    message->msg_iov = &piece;
+    message->msg_iovlen = 1;
+    message->msg_controllen = route->control_length;
+    port->has_counts = true;
+    port->trains_cut++;
+    for (size_t at = 0; at < datagram->bytes; at += datagram->segment) {
+        size_t size = datagram->bytes - at < datagram->segment ? datagram->bytes - at : datagram->segment;
+        if (size > sizeof packet || size < RDMACM_SHORTEST_PACKET)
+            return false; /* no train has this */
+        copy_part(&port->out, datagram, at, size, packet);
+        if (!route->is_ipv6) {
+            size_t body = size - RDMACM_ICRC_LENGTH;
+            uint32_t crc = rdmacm_crc32(rdmacm_flow_start(port->out.flow, size, 0), packet, body);
+            for (size_t i = 0; i < RDMACM_ICRC_LENGTH; i++)
+                packet[body + i] = (uint8_t)(crc >> 8 * i);
+        }
+        piece.iov_len = size;
+        int code = send_message(fd, message);
+        if (code) {
+            rdmacm_port_count_lost(port, code);
+            is_sent = false;
+        }
+    }
+    return is_sent;
+}
+
+static bool is_refusal_of_trains(int code) {
+    return code == EINVAL || code == EIO || code == ENOPROTOOPT || code == EOPNOTSUPP || code == EMSGSIZE;
+}
+
+void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
+                      const struct rdmacm_datagram *datagram) {
+    struct msghdr message = {
+        .msg_name = &route->address,
+        .msg_namelen = route->address_length,
+        .msg_iov = &port->out.pieces[datagram->first],
+        .msg_iovlen = datagram->count,
+        .msg_control = route->control,
+        .msg_controllen = route->control_length,
+    };
+    if (datagram->segment) {
+        struct cmsghdr header = {.cmsg_len = CMSG_LEN(sizeof(uint16_t)), .cmsg_level = SOL_UDP, .cmsg_type = UDP_SEGMENT};
+        uint16_t segment = (uint16_t)datagram->segment;
+        memcpy(route->control + route->control_length, &header, sizeof header);
+        memcpy(route->control + route->control_length + CMSG_LEN(0), &segment, sizeof segment);
+        message.msg_controllen += CMSG_SPACE(sizeof(uint16_t));
+    }
+    int code = send_message(fd, &message);
+    if (!code)
+        return;
+    if (datagram->segment && is_refusal_of_trains(code)) {
+        /* A train that was too long, or packets too long for the path, mean nothing for the next train. */
+        bool is_too_long = datagram->bytes > LONGEST_TRAIN || datagram->bytes > MOST_IN_TRAIN * datagram->segment;
+        if (send_singly(port, fd, route, datagram, &message) && code != EMSGSIZE && !is_too_long)
+            route->train = 0;
+        return;
+    }
+    rdmacm_port_count_lost(port, code);
+}

@@ -1,0 +1,200 @@
+/* A thread that serves peers while nobody calls: it answers READs and WRITEs, sends ACKs, and retransmits.
+ *
+ * While callers make progress it looks at their counter once a millisecond, and does nothing else: a caller that polls
+ * keeps the processor and the sockets. Once the counter stands still it waits for the sockets.
+ */
+#include "rdmacm_port.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct rdmacm_service {
+    struct rdmacm_port *port;
+    struct rdmacm_lock *lock;
+    pthread_t thread;
+    int wake_fd;   /* an eventfd(2) that ends its sleep */
+    int signal_fd; /* the owner's */
+    double until;  /* when it wakes up by itself, in seconds, where that is later than in a moment; else 0 */
+    atomic_bool is_stopped;
+    atomic_bool is_signalled; /* whether the owner has not heard the last signal yet */
+};
+
+enum {
+    NAP = 1,           /* milliseconds */
+    SLICE = 100000,    /* nanoseconds, the least that Linux takes */
+    MOST_SOURCES = 64, /* that it waits for; the owner reads those of more slots */
+    LONGEST_WAIT = 60000, /* milliseconds */
+};
+
+static void signal_owner(struct rdmacm_service *service) {
+    if (!atomic_exchange(&service->is_signalled, true))
+        while (eventfd_write(service->signal_fd, 1) < 0 && errno == EINTR) {
+        }
+}
+
+/* Read what is there; then call the timers, as an answer that has arrived stops one. The lock is held. */
+static void serve(struct rdmacm_port *port, const struct pollfd *sources, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (sources[i].revents & POLLIN)
+            rdmacm_port_receive(port, sources[i].fd, RDMACM_QUEUE_DATAGRAMS);
+    if (!port->timers && !port->ready && !port->acks)
+        return;
+    double now = rdmacm_now();
+    if (count && port->timers)
+        rdmacm_port_call_timers(port, now);
+    if (port->ready)
+        rdmacm_port_take_turns(port, now);
+    if (port->acks)
+        rdmacm_port_acknowledge(port, now);
+}
+
+static bool has_error(const struct pollfd *sources, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (sources[i].revents & ~POLLIN)
+            return true;
+    return false;
+}
+
+/* The sockets to wait for; none while the owner has so much to do that more has to stay in them. The lock is held. */
+static size_t list_sources(const struct rdmacm_port *port, struct pollfd *sources) {
+    if (!port->is_enabled || !port->table_count || port->arrivals_count >= RDMACM_QUEUE_DATAGRAMS ||
+        port->arrivals_bytes >= RDMACM_QUEUE_BYTES)
+        return 0;
+    size_t count = 0;
+    for (; count < port->sources_count && count < MOST_SOURCES; count++)
+        sources[count] = (struct pollfd){.fd = port->sources[count], .events = POLLIN};
+    return count;
+}
+
+/* Milliseconds to wait for the sockets. The lock is held. */
+static int prepare_wait(struct rdmacm_service *service) {
+    const struct rdmacm_port *port = service->port;
+    service->until = port->timers_due;
+    if (port->ready)
+        return 0;
+    if (!port->timers)
+        return -1;
+    double left = 1000 * (port->timers_due - rdmacm_now());
+    return left <= 0 ? 0 : left < LONGEST_WAIT ? (int)left + 1 : LONGEST_WAIT;
+}
+
+/* Ask for a short time slice, so that the scheduler runs this thread soon after it wakes up, also where others compute
+ * on all processors. Linux before 6.12 ignores that. */
+static void shorten_slice(void) {
+    struct { /* struct sched_attr of sched_setattr(2), its first version */
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attributes = {.size = sizeof attributes};
+    if (!syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) && attributes.policy == SCHED_OTHER) {
+        attributes.runtime = SLICE;
+        syscall(SYS_sched_setattr, 0, &attributes, 0);
+    }
+}
+
+static void *run(void *argument) {
+    struct rdmacm_service *service = argument;
+    shorten_slice();
+    struct rdmacm_port *port = service->port;
+    struct pollfd waited[1 + MOST_SOURCES] = {{.fd = service->wake_fd, .events = POLLIN}};
+    struct pollfd *sources = waited + 1;
+    uint64_t seen = 0;
+    bool is_idle = false; /* whether the counter has stood still for a nap */
+    while (!atomic_load(&service->is_stopped)) {
+        size_t count = 0;
+        int wait = NAP;
+        if (is_idle) {
+            if (!rdmacm_lock_take_soon(service->lock))
+                continue;
+            is_idle = atomic_load(&port->calls) == seen;
+            if (is_idle) {
+                serve(port, NULL, 0); /* what callers have deferred */
+                count = list_sources(port, sources);
+                if (count)
+                    wait = prepare_wait(service);
+                else if (!port->table_count)
+                    wait = -1; /* until there is a connection */
+                if (rdmacm_port_needs_owner(port))
+                    signal_owner(service);
+            }
+            rdmacm_lock_release(service->lock);
+        }
+        if (!is_idle || !count) {
+            seen = atomic_load(&port->calls);
+            if (poll(waited, 1, wait) > 0)
+                eventfd_read(service->wake_fd, &(eventfd_t){0});
+            is_idle = atomic_load(&port->calls) == seen;
+            continue;
+        }
+        if (poll(waited, 1 + (nfds_t)count, wait) < 0)
+            continue;
+        if (waited[0].revents)
+            eventfd_read(service->wake_fd, &(eventfd_t){0});
+        if (has_error(sources, count)) { /* a report, which the owner reads */
+            signal_owner(service);
+            poll(waited, 1, NAP);
+        }
+        if (!rdmacm_lock_take_soon(service->lock))
+            continue;
+        service->until = 0;
+        is_idle = atomic_load(&port->calls) == seen;
+        if (is_idle) {
+            serve(port, sources, count);
+            if (rdmacm_port_needs_owner(port))
+                signal_owner(service);
+        }
+        rdmacm_lock_release(service->lock);
+    }
+    return NULL;
+}
+
+bool rdmacm_service_start(struct rdmacm_port *port, struct rdmacm_lock *lock, int signal_fd) {
+    struct rdmacm_service *service = calloc(1, sizeof *service);
+    if (!service)
+        return false;
+    service->port = port;
+    service->lock = lock;
+    service->signal_fd = signal_fd;
+    service->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    /* Signals are for the owner's threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool done = service->wake_fd >= 0 && !pthread_create(&service->thread, NULL, run, service);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!done) {
+        if (service->wake_fd >= 0)
+            close(service->wake_fd);
+        free(service);
+        return false;
+    }
+    port->service = service;
+    return true;
+}
+
+void rdmacm_service_stop(struct rdmacm_port *port) {
+    struct rdmacm_service *service = port->service;
+    port->service = NULL;
+    atomic_store(&service->is_stopped, true);
+    eventfd_write(service->wake_fd, 1);
+    pthread_join(service->thread, NULL);
+    close(service->wake_fd);
+    free(service);
+}
+
+void rdmacm_service_wake(struct rdmacm_port *port) { eventfd_write(port->service->wake_fd, 1); }
+
+void rdmacm_service_see_deadline(struct rdmacm_port *port, double when) {
+    if (when < port->service->until)
+        rdmacm_service_wake(port);
+}
+
+void rdmacm_service_heard(struct rdmacm_port *port) { atomic_store(&port->service->is_signalled, false); }

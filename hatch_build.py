@@ -1,0 +1,123 @@
+"""Builds the compiled core (docs/core.md) into a wheel, where there is a C compiler; it needs nothing else.
+
+RDMACM_BUILD_CORE decides: ``auto`` (the default) makes a wheel without it where it cannot be built, and says so;
+``require`` fails there; ``refuse`` makes a wheel without it, which suits every machine.
+
+As a script (``python3 dev.py core``), it builds the core into the sources, or elsewhere:
+``hatch_build.py [--output FILE] [ARGUMENTS OF THE COMPILER]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run as a script
+    BuildHookInterface = object  # type: ignore[assignment,misc,unused-ignore]
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "core"
+TARGET = ROOT / "src" / "rdmacm" / "proto" / "_core.abi3.so"
+#: The first Python whose limited API has buffers, and the first that the package supports.
+LIMITED_API = "0x030b0000"
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
+
+
+class NotBuiltError(Exception):
+    """The core cannot be built here; the text says why."""
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+
+
+def missing() -> str | None:
+    """Why the core cannot be built on this machine; None if it can."""
+    if not sys.platform.startswith("linux"):
+        return f"the core is for Linux, not for {sys.platform}"
+    if shutil.which(_compiler()[0]) is None:
+        return f"no C compiler: there is no {_compiler()[0]}"
+    include = sysconfig.get_path("include")
+    if not Path(include, "Python.h").exists():
+        return f"Python.h is not in {include}; distributions have it in a package like python3-dev"
+    return None
+
+
+def command(target: Path, *more: str) -> list[str]:
+    """The compiler's command; ``more`` are further arguments, such as ``-Werror``."""
+    flags = shlex.split(os.environ.get("CFLAGS", ""))
+    include = sysconfig.get_path("include")
+    return [
+        *(*_compiler(), "-std=c11", "-D_GNU_SOURCE", f"-DPy_LIMITED_API={LIMITED_API}", "-O2", "-fPIC", "-pthread"),
+        *("-fvisibility=hidden", *WARNINGS, "-isystem", include, *flags, *more, "-shared", "-o", str(target)),
+        *map(str, sorted(SOURCES.glob("*.c"))),
+    ]
+
+
+def build(target: Path = TARGET, *more: str) -> None:
+    """Build the core. NotBuiltError where something is missing, or where the compiler fails."""
+    reason = missing()
+    if reason is not None:
+        raise NotBuiltError(reason)
+    parts = command(target, *more)
+    beside = target.with_name(f"{target.name}.{os.getpid()}")
+    parts[parts.index(str(target))] = str(beside)
+    done = subprocess.run(parts, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotBuiltError(f"{shlex.join(parts)} failed:\n{done.stderr}")
+    os.replace(beside, target)  # a process that has the old one loaded keeps it
+    sys.stderr.write(done.stderr)
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
+    """The hook of hatchling that pyproject.toml names."""
+
+    #: Where the core was built.
+    _directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the core before the files of the wheel are collected."""
+        wanted = os.environ.get("RDMACM_BUILD_CORE", "auto")
+        if wanted not in ("auto", "require", "refuse"):
+            raise ValueError(f"RDMACM_BUILD_CORE is {wanted!r}, not auto, require or refuse")
+        if self.target_name != "wheel" or version == "editable" or wanted == "refuse":
+            return
+        self._directory = tempfile.TemporaryDirectory(prefix="rdmacm-core-")
+        target = Path(self._directory.name) / TARGET.name
+        try:
+            build(target)
+        except NotBuiltError as error:
+            self._directory.cleanup()
+            if wanted == "require":
+                raise
+            self.app.display_warning(f"without the compiled core: {error}")
+            return
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"cp311-abi3-{platform}"
+        build_data["force_include"][str(target)] = f"rdmacm/proto/{TARGET.name}"
+
+    def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
+        """Remove what was built, which is in the wheel now."""
+        if self._directory is not None:
+            self._directory.cleanup()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output", type=Path, default=TARGET)
+    options, rest = parser.parse_known_args()
+    try:
+        build(options.output, *rest)
+    except NotBuiltError as not_built:
+        sys.exit(f"{not_built}")

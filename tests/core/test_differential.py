@@ -1,0 +1,280 @@
+"""The compiled core and the engine in Python do the same with the same packets, calls and clock.
+
+Two connections of two engines are driven by the same random source, one with the core and one without it. Everything
+observable is compared: datagrams, completions, deadlines, counters, memory, and the fields of the state.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+
+from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.proto.core import compiled, description
+from rdmacm.proto.engine import RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.state import RcState
+from rdmacm.work import RecvWork, SendWork
+from support.compiled import compare
+from support.examples import EXAMPLES
+from support.rc import ALL, BASE, RKEY, Region, connect, flows
+from support.rows import for_each
+
+pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
+
+MTU = 256
+SIZE = 64 * MTU
+#: Fields that depend on who has the queues.
+_QUEUES = frozenset(
+    {
+        "usual",
+        "may_use_core",
+        "core_pause",
+        "core_next_pause",
+        "core_since",
+        "outstanding",
+        "pending_sends",
+        "send_index",
+        "recv_queue",
+    }
+) | {
+    *("current_recv", "responses", "resources", "write_view", "write_target", "message_offset", "recv_capacity"),
+    *("completed", "memory", "counters", "icrc_in", "icrc_out"),
+}
+_FIELDS = [field.name for field in fields(RcState) if field.name not in _QUEUES]
+
+
+class CoreRegion(Region):
+    """A region that the core knows too."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE)
+        self.pd = object()
+        assert compiled is not None
+        self.regions = compiled.Regions()
+        self.add(RKEY)
+
+    def add(self, key: int) -> None:
+        self.keys.add(key)
+        self.regions.add(key, BASE, memoryview(self.bytes), int(self.access), self.pd)
+
+    def remove(self, key: int) -> None:
+        self.keys.discard(key)
+        self.regions.remove(key)
+
+    def invalidate(self, rkey: int) -> bool:
+        self.regions.remove(rkey)
+        return super().invalidate(rkey)
+
+
+class Run:
+    """Two engines, their memory, and a source of mischief."""
+
+    def __init__(self, seed: int, *, with_core: bool, mischief: float) -> None:
+        self.random = random.Random(seed)
+        self.mischief = mischief
+        self.now = 0.0
+        self.is_ipv6 = self.random.random() < 0.3
+        self.train = self.random.choice((0, 0, 4000, 65507))
+        self.flows = flows(ipv6=self.is_ipv6)
+        self.memory = (CoreRegion(), CoreRegion())
+        self.buffers: list[bytearray] = []
+        self.observed: list[object] = []
+        self.by_core: Counter[bool] = Counter()
+        #: (recipient, datagram, segment)
+        self.flying: list[tuple[int, bytes, int]] = []
+        depth, starts = self.random.choice((1, 2, 16)), [0xFFFFF0, self.random.getrandbits(24)]
+        retries, rnr_retries = (self.random.choice((0, 1, 7, 7, 7, 7)) if mischief else 7 for _ in range(2))
+        self.ends = (RcEngine(1, self.memory[0]), RcEngine(2, self.memory[1]))
+        for index, end in enumerate(self.ends):
+            end.may_use_core = with_core
+            connect(end, index, ipv6=self.is_ipv6)
+            rtr = RtrAttributes(2 - index, starts[1 - index], path_mtu=MTU, access=ALL, max_dest_rd_atomic=depth)
+            end.ready_to_receive(rtr)
+            end.ready_to_send(RtsAttributes(starts[index], 0.5, retries, rnr_retries, depth))
+
+    def often(self, chance: float) -> bool:
+        """Whether a fault comes."""
+        return self.random.random() < chance * self.mischief
+
+    def buffer(self, size: int) -> memoryview:
+        self.buffers.append(bytearray(self.random.randbytes(size)))
+        return memoryview(self.buffers[-1])
+
+    def post(self, end: RcEngine, number: int) -> None:
+        source = self.random
+        # Without mischief, enough for every SEND of the peer: a missing one is a fault, which the core hands back.
+        receives = 5
+        if self.mischief:
+            receives = 2 if source.random() < 0.9 and not self.often(0.3) else 0
+        for _ in range(receives):
+            size = source.choice((40, 3 * MTU)) if self.often(0.1) else 6 * MTU
+            view = self.buffer(size)
+            end.post_recv(RecvWork(number, (view[:100], view[100:]) if self.often(0.03) else (view,)))
+        for _ in range(source.choice((0, 1, 1, 2, 5))):
+            opcode = source.choice((WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ))
+            fence = False
+            if self.often(0.02):
+                opcode = source.choice((WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM, WROpcode.SEND))
+                fence = True
+            size = source.choice((0, 1, 3, 64, MTU - 1, MTU, MTU + 1, 3 * MTU, 5 * MTU + 2))
+            if opcode is not WROpcode.SEND and source.random() < 0.2:
+                size *= 9
+            segments = [self.buffer(size)] if size or self.often(0.5) else []
+            address = BASE + source.choice((0, 8, 4 * MTU)) if not self.often(0.01) else 2**64 - 4
+            rkey = RKEY if not self.often(0.005) else RKEY + 1
+            work = SendWork(number, opcode, segments, source.random() < 0.7, source.random() < 0.2, imm=number,
+                            remote_addr=address, rkey=rkey, fence=fence)  # fmt: skip
+            end.post_send(work)
+
+    def fly(self, sender: RcEngine, data: bytes, segment: int) -> None:
+        index = self.ends.index(sender)
+        step = segment or len(data)
+        packets = [data[at : at + step] for at in range(0, len(data), step)]
+        if self.random.random() < 0.1:  # a peer that counts identifications in another way
+            first = self.random.getrandbits(16)
+            packets = [p[:-4] + self.flows[index].seal([p[:-4]], first + i & 0xFFFF) for i, p in enumerate(packets)]
+        for _ in range(2):
+            if self.often(0.02):
+                packets.pop(self.random.randrange(len(packets)))
+            if not packets:
+                return
+            if self.often(0.02):
+                packets.append(self.random.choice(packets))
+            if self.often(0.02):
+                self.random.shuffle(packets)
+            if self.often(0.03):
+                at = self.random.randrange(len(packets))
+                packets[at] = self.changed(index, packets[at])
+        if len({len(packet) for packet in packets[:-1]} | {max(map(len, packets))}) == 1 and self.random.random() < 0.8:
+            self.flying.append((1 - index, b"".join(packets), len(packets[0]) if len(packets) > 1 else 0))
+        else:
+            self.flying += [(1 - index, packet, 0) for packet in packets]
+
+    def changed(self, sender: int, packet: bytes) -> bytes:
+        """A packet with something odd about it, mostly with the right ICRC."""
+        source, changed = self.random, bytearray(packet)
+        if len(changed) < 16:  # cut off before
+            return packet
+        kind = source.randrange(8)
+        if kind == 0:
+            changed[0] = source.randrange(256)
+        elif kind == 1 and len(changed) >= 32:  # the length of a RETH, or payload
+            changed[24:28] = struct.pack("!I", source.choice((0, 1, MTU, 1 << 31, (1 << 31) + 1, 0xFFFFFFFF)))
+        elif kind == 2 and len(changed) >= 32:  # its address
+            changed[12:20] = struct.pack("!Q", source.choice((0, BASE + SIZE, BASE + SIZE - 1, 2**64 - 1)))
+        elif kind == 3:
+            changed[source.randrange(len(changed))] ^= 1 << source.randrange(8)
+        elif kind == 4:
+            changed[1] ^= source.choice((0x80, 0x40, 0x10, 0x20, 0x01))
+        elif kind == 5:
+            psn = int.from_bytes(changed[9:12], "big") + source.choice((-1, 1, 5, 1 << 23))
+            changed[9:12] = struct.pack("!I", psn & 0xFFFFFF)[1:]
+        elif kind == 6:
+            return bytes(changed[: source.randrange(len(changed) + 1)])
+        else:
+            changed[4] = source.choice((0x80, 0x40, 0x01))
+        if len(changed) >= 16 and source.random() < 0.9:
+            changed[-4:] = self.flows[sender].seal([changed[:-4]])
+        return bytes(changed)
+
+    def step(self, number: int) -> None:
+        self.now += 0.6 if self.often(0.05) else 0.01
+        for end in self.ends:
+            self.post(end, number)
+            if end.deadline is not None:
+                end.timer(self.now)
+            if self.random.random() < 0.8:
+                for pieces, segment in end.datagrams(self.now, self.random.choice((1, 3, 64, 128)), self.train):
+                    data = b"".join(pieces)
+                    self.observed.append((segment, data))
+                    self.fly(end, data, segment)
+        if self.often(0.01):
+            for memory in self.memory:
+                (memory.remove if RKEY in memory.keys else memory.add)(RKEY)
+        while self.flying and self.random.random() < 0.8:
+            at = self.random.randrange(min(3, len(self.flying))) if self.often(0.1) else 0
+            target, data, segment = self.flying.pop(at)
+            end = self.ends[target]
+            self.by_core[end.usual] += 1
+            self.observed.append(end.received(memoryview(data), segment, self.now))
+        for end in self.ends:
+            self.observed.append(
+                (end.to_send, end.completions(), dict(end.counters.dropped), dict(end.counters.errors))
+            )
+            self.observed.append([(name, getattr(end, name)) for name in _FIELDS])
+
+    def finish(self) -> list[object]:
+        for end in self.ends:
+            end.flush()
+            self.observed.append(end.completions())
+        self.observed.append([bytes(memory.bytes) for memory in self.memory])
+        self.observed.append([bytes(buffer) for buffer in self.buffers])
+        return self.observed
+
+
+def compare_seed(seed: int, mischief: float) -> Counter[bool]:
+    return compare(lambda with_core: Run(seed, with_core=with_core, mischief=mischief), STEPS)
+
+
+#: Steps of a connection, and connections: more than 20,000 steps in all where CI is set.
+STEPS = 60
+SEEDS = 350 if os.environ.get("CI") else EXAMPLES
+
+
+@for_each("seed", range(SEEDS))
+def test_core_and_python_agree(seed: int) -> None:
+    compare_seed(seed, mischief=(0.1, 0.3, 1.0)[seed % 3])
+
+
+@for_each("seed", range(EXAMPLES))
+def test_core_takes_everything_that_is_usual(seed: int) -> None:
+    by_core = compare_seed(seed, mischief=0.0)
+    assert by_core[True] > 4 * by_core[False]
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+@pytest.mark.parametrize("losses", [1, 7, 8])
+def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
+    run = Run(1, with_core=with_core, mischief=0.0)
+    sender, receiver = run.ends
+    for opcode in (WROpcode.RDMA_WRITE, WROpcode.SEND, WROpcode.RDMA_READ):
+        sender.post_send(SendWork(1, opcode, [run.buffer(3 * MTU)], remote_addr=BASE, rkey=RKEY))
+    receiver.post_recv(RecvWork(1, (run.buffer(3 * MTU),)))
+    sent = []
+    for _ in range(losses):
+        sent.append(sender.datagrams(run.now, 64, 0))
+        assert sender.deadline == run.now + 0.5
+        run.now += 0.5
+        sender.timer(run.now)
+    assert sent == sent[:1] * losses
+    assert sender.counters.errors["local_ack_timeout_err"] == losses
+    assert sender.counters.errors["completer_retry_err"] == min(losses, 7)
+    if losses == 8:
+        assert [wc.status.name for wc in sender.completions()] == ["RETRY_EXC_ERR", "WR_FLUSH_ERR", "WR_FLUSH_ERR"]
+        return
+    assert sender.usual is with_core
+    for _ in range(3):
+        for one, other in (run.ends, run.ends[::-1]):
+            for pieces, segment in one.datagrams(run.now, 64, 0):
+                other.received(memoryview(b"".join(pieces)), segment, run.now)
+    assert [wc.status.name for wc in sender.completions()] == ["SUCCESS"] * 3
+    assert (sender.usual, sender.retransmitting, sender.retries_left, sender.deadline) == (with_core, False, 7, None)
+
+
+def test_permissions_are_checked() -> None:
+    run = Run(1, with_core=True, mischief=0.0)
+    assert run.ends[1].usual
+    run.ends[1].set_access(AccessFlag.LOCAL_WRITE)
+    run.ends[0].post_send(SendWork(1, WROpcode.RDMA_WRITE, [run.buffer(8)], remote_addr=BASE, rkey=RKEY))
+    before = bytes(run.memory[1].bytes)
+    for sender, receiver in (run.ends, run.ends[::-1]):
+        for pieces, segment in sender.datagrams(0.0, 64, 0):
+            receiver.received(memoryview(b"".join(pieces)), segment, 0.0)
+    assert [wc.status.name for wc in run.ends[0].completions()] == ["REM_INV_REQ_ERR"]
+    assert bytes(run.memory[1].bytes) == before

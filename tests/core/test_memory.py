@@ -1,0 +1,206 @@
+"""What the compiled core holds in memory: regions by key, buffers under way, and objects that are part of cycles."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+
+import pytest
+
+from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.proto.core import compiled, description
+from rdmacm.proto.engine import RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.work import RecvWork, SendWork
+from support.compiled import assert_collected, is_held
+from support.rc import ALL, BASE, RKEY, Region, connect
+
+pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
+
+
+class CoreRegion(Region):
+    """A region that the core knows too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert compiled is not None
+        self.pd = object()
+        self.regions = compiled.Regions()
+        self.regions.add(RKEY, BASE, memoryview(self.bytes), int(self.access), self.pd)
+
+    def remove(self) -> None:
+        self.keys.clear()
+        self.regions.remove(RKEY)
+
+
+def engines() -> tuple[RcEngine, RcEngine]:
+    ends = (RcEngine(1, CoreRegion()), RcEngine(2, CoreRegion()))
+    for index, end in enumerate(ends):
+        connect(end, index)
+        end.ready_to_receive(RtrAttributes(2 - index, 5, path_mtu=256, access=ALL))
+        end.ready_to_send(RtsAttributes(5))
+        assert end.usual
+    return ends
+
+
+def exchange(ends: tuple[RcEngine, RcEngine], limit: int = 64) -> None:
+    """Deliver what each end has to send, once."""
+    for sender, receiver in (ends, ends[::-1]):
+        for pieces, segment in sender.datagrams(0.0, limit, 0):
+            receiver.received(memoryview(b"".join(pieces)), segment, 0.0)
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ])
+def test_buffers_are_held_until_they_complete(opcode: WROpcode) -> None:
+    ends = engines()
+    local, inbox = bytearray(600), bytearray(600)
+    view = memoryview(inbox)
+    ends[1].post_recv(RecvWork(1, (view,)))
+    with pytest.raises(BufferError):
+        view.release()
+    ends[0].post_send(SendWork(2, opcode, (memoryview(local),), remote_addr=BASE, rkey=RKEY))
+    del view
+    assert is_held(local)
+    assert is_held(inbox)
+    for _ in range(3):
+        exchange(ends)
+    assert [wc.status.name for end in ends for wc in end.completions()][:1] == ["SUCCESS"]
+    assert not is_held(local)
+    assert is_held(inbox) is (opcode is not WROpcode.SEND)
+    assert all(end.usual for end in ends)
+
+
+def test_engine_that_is_deleted_lets_go_of_buffers() -> None:
+    ends = engines()
+    buffers = [bytearray(1000) for _ in range(3)]
+    ends[0].post_recv(RecvWork(1, (memoryview(buffers[0]),)))
+    ends[0].post_send(SendWork(2, WROpcode.SEND, (memoryview(buffers[1]),)))
+    ends[1].post_recv(RecvWork(3, (memoryview(buffers[2]),)))
+    for pieces, segment in ends[0].datagrams(0.0, 2, 0):  # a message in progress
+        ends[1].received(memoryview(b"".join(pieces)), segment, 0.0)
+    del ends
+    assert not any(map(is_held, buffers))
+
+
+def test_regions_are_collected() -> None:
+    class Domain:
+        regions: object
+
+    assert compiled is not None
+    domain = Domain()
+    domain.regions = regions = compiled.Regions()
+    regions.add(7, 0, memoryview(bytearray(8)), 0, domain)
+    found = weakref.ref(domain)
+    del domain, regions
+    gc.collect()
+    assert found() is None
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.RDMA_WRITE, WROpcode.RDMA_READ])
+def test_region_deregistered_between_two_packets(opcode: WROpcode) -> None:
+    ends = engines()
+    memory = ends[1].memory
+    assert isinstance(memory, CoreRegion)
+    ends[0].post_send(SendWork(2, opcode, (memoryview(bytearray(b"x" * 2000)),), remote_addr=BASE, rkey=RKEY))
+    exchange(ends, 3)
+    assert ends[1].usual
+    memory.remove()
+    assert not is_held(memory.bytes)
+    before = bytes(memory.bytes)
+    exchange(ends)
+    exchange(ends)
+    assert [wc.status.name for wc in ends[0].completions()] == ["REM_ACCESS_ERR"]
+    assert bytes(memory.bytes) == before
+
+
+def test_region_table_is_a_dictionary() -> None:
+    """Random keys, many of which are added and removed, are found as in a dictionary."""
+    assert compiled is not None
+    source = random.Random(1)
+    keys = [source.getrandbits(32) | 1 for _ in range(300)]
+    regions = compiled.Regions()
+    known: dict[int, bytearray] = {}
+    for step in range(4000):
+        key = source.choice(keys)
+        if key in known:
+            regions.remove(key)
+            assert not is_held(known.pop(key))
+        else:
+            known[key] = bytearray(8)
+            regions.add(key, 0, memoryview(known[key]), int(AccessFlag.REMOTE_READ), regions)
+        assert len(regions) == len(known)
+        if step % 100 == 0:
+            assert all(map(is_held, known.values()))
+    regions.remove(2)
+    with pytest.raises(ValueError, match="in use"):
+        regions.add(next(iter(known)), 0, memoryview(b""), 0, None)
+    with pytest.raises(ValueError, match="in use"):
+        regions.add(0, 0, memoryview(b""), 0, None)
+    with pytest.raises(BufferError):
+        regions.add(2, 0, memoryview(b"read-only"), int(AccessFlag.REMOTE_WRITE), None)
+
+
+def test_range_of_a_region() -> None:
+    """The last byte can be written, one after it and ranges past 2^64 cannot."""
+    for address, length, expected in (
+        (BASE, 1 << 16, "SUCCESS"),
+        (BASE + (1 << 16) - 1, 1, "SUCCESS"),
+        (BASE + (1 << 16) - 1, 2, "REM_ACCESS_ERR"),
+        (BASE - 1, 1, "REM_ACCESS_ERR"),
+        (2**64 - 1, 1, "REM_ACCESS_ERR"),
+        (2**64 - 1, 4096, "REM_ACCESS_ERR"),
+        (BASE, (1 << 16) + 1, "REM_ACCESS_ERR"),
+        (2**64 - 1, 0, "SUCCESS"),  # a request for no bytes names no memory
+    ):
+        ends = engines()
+        ends[0].post_send(
+            SendWork(1, WROpcode.RDMA_WRITE, (memoryview(bytearray(length)),), remote_addr=address, rkey=RKEY)
+        )
+        for _ in range(8):
+            exchange(ends)
+        assert [wc.status.name for wc in ends[0].completions()] == [expected], (address, length)
+
+
+def test_engines_and_buffers_in_a_cycle_are_collected() -> None:
+    def post(sent: memoryview, received: memoryview) -> object:
+        ends = engines()
+        ends[0].post_send(SendWork(1, WROpcode.SEND, (sent,)))
+        ends[1].post_recv(RecvWork(2, (received,)))
+        return ends
+
+    assert_collected(post)
+
+
+def test_wrong_types_are_refused() -> None:
+    """The glue checks the types of what it is given."""
+    end = engines()[0]
+    for call in (
+        lambda: end.core_take(b"", 0, 0.0, None),  # type: ignore[arg-type]
+        lambda: end.core_set_memory(object(), None),  # type: ignore[arg-type]
+        lambda: end.core_post_send(object()),  # type: ignore[arg-type]
+        lambda: end.core_post_recv(object()),  # type: ignore[arg-type]
+        lambda: end.core_begin("x"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises((TypeError, AttributeError)):
+            call()
+    with pytest.raises(TypeError):
+        end.write_target = 5  # type: ignore[assignment]
+    end.deadline = 5
+    assert end.deadline == 5.0
+    end.deadline = None
+    assert end.deadline is None
+
+
+def test_queues_are_not_passed_for_every_odd_packet() -> None:
+    """A peer that sends what the core does not take cannot have the queues passed for each of its packets."""
+    ends = engines()
+    passed = 0
+    for number in range(600):
+        ends[1].post_recv(RecvWork(number, (memoryview(bytearray(8)),)))
+        ends[0].post_send(SendWork(number, WROpcode.SEND_WITH_IMM, (memoryview(b"12345678"),), imm=number))
+        before = ends[1].usual
+        exchange(ends)
+        passed += before is not ends[1].usual
+        assert [wc.status.name for end in ends for wc in end.completions()] == ["SUCCESS", "SUCCESS"]
+    assert passed < 20

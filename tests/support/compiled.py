@@ -1,0 +1,93 @@
+"""What the tests of the compiled core have in common."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
+from rdmacm.soft.device.queue_pair import SoftQP
+from rdmacm.soft.wire.udp import UdpWire
+
+__all__ = ["CoreEnd", "Transcript", "assert_collected", "compare", "is_held"]
+
+
+class Transcript(Protocol):
+    """Engines that a random source drives, and what was seen of them."""
+
+    observed: list[object]
+    #: Packets received, and requests posted, while the core had the queue, and while Python had it.
+    by_core: Counter[bool]
+
+    def step(self, number: int) -> None: ...
+
+    def finish(self) -> list[object]: ...
+
+
+def compare(make: Callable[[bool], Transcript], steps: int) -> Counter[bool]:
+    """Drive engines with the core and engines without it by the same steps; everything is the same after each."""
+    core, python = make(True), make(False)
+    for number in range(steps):
+        core.step(number)
+        python.step(number)
+        for mine, theirs in zip(core.observed, python.observed, strict=True):
+            assert mine == theirs, f"step {number}"
+        core.observed.clear()
+        python.observed.clear()
+    assert core.finish() == python.finish()
+    return core.by_core
+
+
+def is_held(buffer: bytearray) -> bool:
+    """Whether the buffer has exports."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return True
+    del buffer[-1]
+    return False
+
+
+class _Cycle:
+    def __init__(self, post: Callable[[memoryview, memoryview], object], views: list[memoryview]) -> None:
+        self.itself = self
+        self.views = views
+        self.ends = post(*views)
+
+
+def assert_collected(post: Callable[[memoryview, memoryview], object]) -> None:
+    """``post`` makes engines with a send and a receive of these buffers; a cycle with them is collected.
+
+    CPython crashes if its collector clears a memoryview that is in use.
+    """
+    buffers = [bytearray(64) for _ in range(2)]
+    cycle = _Cycle(post, [memoryview(buffer) for buffer in buffers])  # older objects are cleared first
+    gone = weakref.ref(cycle)
+    del cycle
+    gc.collect()
+    assert gone() is None
+    assert not any(map(is_held, buffers))
+
+
+class CoreEnd(ABC):
+    """A queue pair of the software device that the core may have."""
+
+    @property
+    @abstractmethod
+    def backend(self) -> SoftQP | SoftUdQP: ...
+
+    @property
+    def wire(self) -> UdpWire:
+        wire = self.backend._mux.wire
+        assert isinstance(wire, UdpWire)
+        return wire
+
+    @property
+    def taken(self) -> int:
+        """Datagrams that the core has processed."""
+        assert self.wire.core_port is not None
+        return self.wire.core_port.taken
