@@ -9,7 +9,15 @@
                                      machine that this command starts: uml, Linux in user mode (default); qemu, Debian's
                                      own kernel in QEMU; both, all tests in uml and a few in qemu.  --readme: both, and
                                      write the results to README's table.  The other arguments are pytest's.
-    python3 dev.py check             run ruff, mypy and import-linter; build the package and check the result
+    python3 dev.py core [--output FILE] [ARGS...]
+                                     build the compiled core (docs/core.md) into the sources, or into FILE, for Python
+                                     of this machine; ARGS are the compiler's, such as -Werror
+    python3 dev.py sanitize [ARGS...]
+                                     run tests with the core built with AddressSanitizer and
+                                     UndefinedBehaviorSanitizer; ARGS are pytest's, by default the tests of hostile
+                                     packets, of the fuzz targets and of the core
+    python3 dev.py check             run ruff, mypy, import-linter and gcc's analyzer; build the package, check it and
+                                     run it in a new environment; sanitize
     python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
     python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [ARGS...]
                                      run simulations with random work and faults, check every promise, and list the
@@ -22,13 +30,15 @@
                                      peers (this library and others on loopback), datagrams (the same for messages
                                      without a connection), multicast (joins and messages to a group), connections (ten
                                      thousand open at once), datapath (latency and bandwidth between two processes),
-                                     flood (forged requests), soak (hours of connections), sa (path records of a
-                                     simulated InfiniBand fabric) or guest (compared with the kernel's device and the C
-                                     tools, in the machine of interop)
+                                     busy (READs while the peer computes), flood (forged requests), soak (hours of
+                                     connections), sa (path records of a simulated InfiniBand fabric) or guest (compared
+                                     with the kernel's device and the C tools, in the machine of interop)
 
 "test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; with ARGS it
-does neither.  "test", "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this
-file, when .venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
+does neither.  "test", "interop" and "bench" build the compiled core where there are a C compiler and Python.h; with
+RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize", "mutants", "fuzz", "interop" and
+"check" install the packages they need in .venv next to this file, when .venv is missing or out of date.  "core" needs
+a C compiler, "sanitize" gcc; the other commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -49,6 +59,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
+import time
 from typing import Any, NoReturn
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -78,6 +90,7 @@ if sys.version_info < OLDEST:
     restart_with_newer_python()
 
 from collections.abc import Iterator  # noqa: E402
+from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 from contextlib import contextmanager, suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -118,7 +131,9 @@ def environment(extra: str) -> None:
             major, minor = sys.version_info[:2]
             fail(f"could not make .venv; on Debian and Ubuntu: apt install python{major}.{minor}-venv")
         # Run in the root directory: a path with special characters would not be a valid argument of pip.
-        if _call([PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--editable", f".[{extra}]"]):
+        # Most modules of these packages are never used, and compiling them takes as long as the rest.
+        install = [PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--no-compile"]
+        if _call([*install, "--editable", f".[{extra}]"]):
             fail(f"could not install the packages of the extra {extra!r}")
         STAMP.write_text(f"{made_from}\n{extra}\n", "utf-8")
 
@@ -193,7 +208,10 @@ def demo(arguments: list[str]) -> int:
 
 
 #: The files in bench that are benchmarks; the others are parts of them.
-BENCHMARKS = ("resolve", "peers", "datagrams", "multicast", "connections", "datapath", "flood", "soak", "sa", "guest")
+BENCHMARKS = (
+    *("resolve", "peers", "datagrams", "multicast", "connections", "datapath"),
+    *("busy", "flood", "soak", "sa", "guest"),
+)
 
 
 def bench(arguments: list[str]) -> int:
@@ -202,6 +220,7 @@ def bench(arguments: list[str]) -> int:
         name, *arguments = arguments
     if name not in BENCHMARKS:
         fail(f"no benchmark {name!r}; the benchmarks are " + ", ".join(BENCHMARKS))
+    _build_core()
     return _become([sys.executable, str(Path(ROOT, "bench", name + ".py")), *arguments], _source_environ())
 
 
@@ -215,8 +234,90 @@ def _several(most: int) -> list[str]:
     return ["-n", str(number), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
+#: Where the compiled core is, in the package.
+CORE = os.path.join("proto", "_core.abi3.so")
+PACKAGE = os.path.join(ROOT, "src", "rdmacm")
+
+
+def core(arguments: list[str]) -> int:
+    return _become([sys.executable, os.path.join(ROOT, "hatch_build.py"), *arguments], dict(os.environ))
+
+
+def _build_core() -> None:
+    """Build the core into the sources where that is possible, unless it is newer than what it is made from."""
+    if os.environ.get("RDMACM_CORE") == "python":
+        return
+    import hatch_build
+
+    built = Path(PACKAGE, CORE)
+    made_from = [*Path(ROOT, "core").iterdir(), Path(ROOT, "hatch_build.py")]
+    if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in made_from):
+        return
+    try:
+        hatch_build.build(built)
+    except hatch_build.NotBuiltError as error:
+        built.unlink(missing_ok=True)  # it is not what the sources are
+        print(f"dev.py: without the compiled core: {error}", file=sys.stderr, flush=True)
+
+
+#: What "sanitize" runs without arguments.
+SANITIZED = (
+    *("tests/core", "tests/fuzz", "tests/proto/test_rc_hostile.py", "tests/proto/test_ud.py"),
+    *("tests/soft/device/test_datagrams.py", "tests/conformance/test_hostile.py"),
+)
+
+
+def sanitize(arguments: list[str]) -> int:
+    reason = _no_sanitizers()
+    if reason is not None:
+        fail("sanitize " + reason)
+    environment("test")
+    environ = _venv_environ()
+    if not arguments:
+        arguments = ["-q", "-m", "not slow", *SANITIZED]
+        environ.pop("CI", None)  # which stands for more examples
+    with tempfile.TemporaryDirectory(prefix="rdmacm-sanitize-") as place:
+        # A copy of the package: other processes go on with the usual core.
+        package = os.path.join(place, "rdmacm")
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_core.*"))
+        flags = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+        build = [sys.executable, os.path.join(ROOT, "hatch_build.py"), "--output", os.path.join(package, CORE), *flags]
+        if subprocess.call(build, env=dict(os.environ, CC="gcc")):
+            return 1
+        environ.update(
+            LD_PRELOAD=_sanitizer_library(),
+            # Python does not free everything at its end, and some tests limit the memory of a process.
+            ASAN_OPTIONS="detect_leaks=0:quarantine_size_mb=4",
+            UBSAN_OPTIONS="print_stacktrace=1",
+            PYTHONMALLOC="malloc",  # for the sanitizer to know each block
+            PYTHONPATH=place,
+            RDMACM_CORE="c",
+        )
+        environ.setdefault("PYTEST_TIMEOUT", "120")
+        return subprocess.call([str(PYTHON), "-m", "pytest", *arguments], cwd=ROOT, env=environ)
+
+
+def _no_gcc() -> str | None:
+    """What gcc needs to build the core, if it is missing."""
+    import hatch_build
+
+    reason: str | None = hatch_build.missing()
+    return reason if shutil.which("gcc") else "needs gcc"
+
+
+def _no_sanitizers() -> str | None:
+    """What is missing to build the core with sanitizers."""
+    return _no_gcc() or (None if os.path.isabs(_sanitizer_library()) else "needs libasan, which comes with gcc")
+
+
+def _sanitizer_library() -> str:
+    """The library that has to be loaded first; not a path where there is none."""
+    return subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
+
+
 def test(arguments: list[str]) -> int:
     environment("test")
+    _build_core()
     environ = _venv_environ()
     # Seconds after which a test that hangs fails.  Not in pyproject.toml, since there pytest rejects the setting when
     # the plugin is missing.  The option "--timeout" and the marker "timeout" take precedence.
@@ -246,7 +347,9 @@ def interop(arguments: list[str]) -> int:
 
 def mutants(arguments: list[str]) -> int:
     environment("test")
-    return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], _venv_environ())
+    # The engines in Python are changed: with the compiled core the tests would not run them.
+    environ = dict(_venv_environ(), RDMACM_CORE="python")
+    return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], environ)
 
 
 def simulate(arguments: list[str]) -> int:
@@ -264,29 +367,70 @@ def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
     environment("dev")
-    failed = []
-    with tempfile.TemporaryDirectory() as dist:
-        for name, command in {
-            "ruff check": ["ruff", "check", "."],
-            "ruff format": ["ruff", "format", "--check", "."],
-            "mypy": ["mypy"],
-            "import-linter": ["lint-imports"],
-            "build": ["python", "-m", "build", "--no-isolation", "--outdir", dist],
-            "twine": ["twine", "check", "--strict", dist + "/*"],
-            "check-wheel-contents": ["check-wheel-contents", dist],
-        }.items():
-            print(f"--- {name}", flush=True)
-            command[0] = str(BIN / command[0])
-            if _call(command):
-                failed.append(name)
+    with tempfile.TemporaryDirectory() as place:
+        dist = os.path.join(place, "dist")
+        analyze = ["--output", os.path.join(place, "core.so"), "-Werror", "-fanalyzer"]
+        # As many of these as there are processors run at a time, the parts of one in turn. The longest comes first.
+        chains: list[list[tuple[str, list[str], str | None]]] = [
+            [("sanitize", ["python", "dev.py", "sanitize"], _no_sanitizers())],
+            [("mypy", ["mypy"], None)],
+            [
+                ("build", ["python", "-m", "build", "--no-isolation", "--outdir", dist], None),
+                ("twine", ["twine", "check", "--strict", dist + "/*"], None),
+                ("check-wheel-contents", ["check-wheel-contents", dist], None),
+                ("wheel", ["python", os.path.join("tests", "check_wheel.py"), dist], None),
+            ],
+            [
+                ("ruff check", ["ruff", "check", "."], None),
+                ("ruff format", ["ruff", "format", "--check", "."], None),
+                ("import-linter", ["lint-imports"], None),
+                ("gcc -fanalyzer", ["python", "hatch_build.py", *analyze], _no_gcc()),
+            ],
+        ]
+        interrupted = threading.Event()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            try:
+                results = list(pool.map(lambda chain: _run_chain(chain, interrupted), chains))
+            except KeyboardInterrupt:  # which the running commands got too
+                interrupted.set()
+                raise
+        failed = [name for names in results for name in names]
     print("--- failed: " + ", ".join(failed) if failed else "--- all passed", flush=True)
     return 1 if failed else 0
+
+
+def _run_chain(chain: list[tuple[str, list[str], str | None]], interrupted: threading.Event) -> list[str]:
+    """Run checks in turn, each a name, a command, and why it cannot run here. Returns the names of those that fail."""
+    failed = []
+    for name, command, reason in chain:
+        if interrupted.is_set():
+            break
+        if reason is not None:
+            print(f"--- {name}: skipped, {reason}", flush=True)
+            continue
+        began = time.monotonic()
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            cwd=ROOT,
+            env=dict(_venv_environ(), CC="gcc") if "gcc" in name else _venv_environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        text = done.stdout.decode(errors="replace")
+        print(f"--- {name}, {time.monotonic() - began:.1f} s\n{text}", end="", flush=True)
+        if done.returncode:
+            failed.append(name)
+    return failed
 
 
 COMMANDS = {
     "demo": demo,
     "test": test,
     "interop": interop,
+    "core": core,
+    "sanitize": sanitize,
     "check": check,
     "mutants": mutants,
     "simulate": simulate,

@@ -3,9 +3,9 @@
     python3 dev.py bench guest [--machine uml|qemu] [--rounds 3] [--connections 100] [--readme]
 
 Each device talks to itself, with a path MTU of 4096 and programs that sleep until something completes: rdma_rxe with
-librdmacm's cmtime, ibv_rc_pingpong and perftest's ib_send_bw, our software device with ``rdmacm cmtime`` and ``rdmacm
-perf``. The table has the median of the rounds for each figure, and our speed as a multiple of C's. ``--readme`` writes
-it into README.md as well.
+librdmacm's cmtime, ibv_rc_pingpong and perftest's ib_send_bw and ib_write_bw, our software device with ``rdmacm
+cmtime`` and ``rdmacm perf``, and rdma_rxe with these two. The table has the median of the rounds for each figure, and
+our speed as a multiple of C's. ``--readme`` writes it into README.md as well.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ STEPS = {
     "disconnect": ("disconnect",),
     "destroy": ("destroy",),
 }
-RATE, LATENCY, BANDWIDTH = "connections a second", "SEND of 64 bytes, half a round trip, µs", "SEND of 1 MiB, MB/s"
+RATE, LATENCY = "connections a second", "SEND of 64 bytes, half a round trip, µs"
+#: Operation → the figure of its bandwidth.
+BANDWIDTHS = {"send": "SEND of 1 MiB, MB/s", "write": "WRITE of 1 MiB, MB/s"}
 #: Figures of which more is better.
-RATES = (RATE, BANDWIDTH)
+RATES = (RATE, *BANDWIDTHS.values())
 #: Messages. ib_send_bw runs with each of two counts, see bandwidth_of_c().
 LATENCY_MESSAGES, BANDWIDTH_MESSAGES = 2000, (20, 420)
 MEBIBYTE = 1 << 20
@@ -82,11 +84,33 @@ def connections_of_c(run: Run, count: int) -> Figures:
     return per_connection({step: totals[step] / 1e3 for step in STEPS}, count)
 
 
-def connections_of_ours(run: Run, count: int) -> Figures:
-    output = run(
-        "serve_soft python3 -m rdmacm cmtime -b $SOFT4\n"
-        f"soft python3 -m rdmacm cmtime -s $SOFT4 -c {count} --concurrent --json && kill $SERVER"
-    )
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A device that our tools measure: ``host`` is where it is in the machine, ``address`` its address.
+
+    ``python``: the command that starts Python. With "env" it is a program like C's. A fork of the process that has
+    imported everything does not see RDMACM_PROVIDER, and a shell looks every 10 ms whether it has ended.
+    """
+
+    provider: str
+    host: str
+    address: str
+    python: str = "python3"
+
+    def run(self, run: Run, server: str, client: str) -> str:
+        """The client's output. Its server does not end by itself."""
+        return run(
+            f"export RDMACM_PROVIDER={self.provider}\n"
+            f"serve_{self.host} {self.python} -m rdmacm {server} -b {self.address}\n"
+            f"{self.host} {self.python} -m rdmacm {client} && kill $SERVER"
+        )
+
+
+SOFT, KERNEL = Ours("soft", "soft", "$SOFT4"), Ours("kernel", "rxe", "$RXE4", "env python3")
+
+
+def connections_of_ours(run: Run, device: Ours, count: int) -> Figures:
+    output = device.run(run, "cmtime", f"cmtime -s {device.address} -c {count} --concurrent --json")
     totals = {step["name"]: step["total_us"] / 1e6 for step in from_json(output)["steps"]}
     return per_connection({step: sum(totals[name] for name in names) for step, names in STEPS.items()}, count)
 
@@ -116,15 +140,16 @@ def latency_of_c(run: Run) -> float:
     return float(re.findall(r"([\d.]+) usec/iter", output)[-1]) / 2
 
 
-def bandwidth_of_c(run: Run) -> float:
+def bandwidth_of_c(run: Run, op: str) -> float:
     """MB/s, from the difference between the times of two runs.
 
-    ib_send_bw's own figures are useless here: it divides by the processor's MHz, and /proc/cpuinfo has none in a
-    machine in user mode. Where it cannot estimate them it fails at its end, after the transfer.
+    perftest's own figures are useless here: it divides by the processor's MHz, and /proc/cpuinfo has none in a machine
+    in user mode. Where it cannot estimate them it fails at its end, after the transfer.
     """
     times = []
     for count in BANDWIDTH_MESSAGES:
-        command = f"ib_send_bw -e -R -n {count} -s {MEBIBYTE}"
+        events = "-e" if op == "send" else ""  # that of WRITE has no such option
+        command = f"ib_{op}_bw {events} -R -n {count} -s {MEBIBYTE}"
         output = run(
             f"serve_rxe {command}\nbegin=$EPOCHREALTIME\nrxe {command} $RXE4 >/tmp/client.out 2>&1\n"
             "end=$EPOCHREALTIME\nfinish >/dev/null\n"
@@ -136,52 +161,55 @@ def bandwidth_of_c(run: Run) -> float:
 
 
 def transfers_of_c(run: Run) -> Figures:
-    return {LATENCY: latency_of_c(run), BANDWIDTH: bandwidth_of_c(run)}
+    return {LATENCY: latency_of_c(run)} | {name: bandwidth_of_c(run, op) for op, name in BANDWIDTHS.items()}
 
 
-def transfers_of_ours(run: Run) -> Figures:
-    client = "soft python3 -m rdmacm perf -c $SOFT4 --op send --json"
-    latency, bandwidth = (
-        from_json(run(f"serve_soft python3 -m rdmacm perf -s -b $SOFT4\n{client} {options} && kill $SERVER"))[0]
-        for options in (
-            f"--size 64 --latency --blocking --count {LATENCY_MESSAGES}",
-            f"--size {MEBIBYTE} --depth 50 --count {BANDWIDTH_MESSAGES[1]}",
-        )
-    )
-    # The mean, as ibv_rc_pingpong prints it.
-    return {LATENCY: latency["latency_us"]["mean"], BANDWIDTH: bandwidth["bytes_per_second"] / 1e6}
+def transfers_of_ours(run: Run, device: Ours) -> Figures:
+    def measured(options: str) -> Any:
+        return from_json(device.run(run, "perf -s", f"perf -c {device.address} --json {options}"))[0]
+
+    latency = measured(f"--op send --size 64 --latency --blocking --count {LATENCY_MESSAGES}")
+    figures = {LATENCY: latency["latency_us"]["mean"]}  # as ibv_rc_pingpong prints it
+    for op, name in BANDWIDTHS.items():
+        found = measured(f"--op {op} --size {MEBIBYTE} --depth 50 --count {BANDWIDTH_MESSAGES[1]}")
+        figures[name] = found["bytes_per_second"] / 1e6
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of both devices."""
+    """A figure of C on the kernel's device, and of ours on both."""
 
     name: str
     theirs: float
-    ours: float
+    soft: float
+    kernel: float
 
-    @property
-    def speed(self) -> float:
+    def speed(self, ours: float) -> float:
         """Our speed as a multiple of C's."""
-        return self.ours / self.theirs if self.name in RATES else self.theirs / self.ours
+        return ours / self.theirs if self.name in RATES else self.theirs / ours
 
 
 def measure(run: Run, rounds: int, connections: int) -> list[Row]:
     theirs: list[Figures] = []
-    ours: list[Figures] = []
+    ours: dict[Ours, list[Figures]] = {SOFT: [], KERNEL: []}
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         theirs.append(connections_of_c(run, connections) | transfers_of_c(run))
-        ours.append(connections_of_ours(run, connections) | transfers_of_ours(run))
+        for device, figures in ours.items():
+            figures.append(connections_of_ours(run, device, connections) | transfers_of_ours(run, device))
     return [
-        Row(name, statistics.median(one[name] for one in theirs), statistics.median(one[name] for one in ours))
+        Row(name, *(statistics.median(one[name] for one in figures) for figures in (theirs, *ours.values())))
         for name in theirs[0]
     ]
 
 
 def table(rows: list[Row]) -> str:
-    lines = ["| | rdma_rxe, C | rdmacm | speed, C = 1 |", "|---|---|---|---|"]
-    lines += [f"| {row.name} | {row.theirs:,.1f} | {row.ours:,.1f} | {row.speed:.2f} |" for row in rows]
+    lines = ["| | C on rdma_rxe | rdmacm on rdma_rxe | speed, C = 1 | rdmacm's device | speed, C = 1 |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in rows:
+        found = " | ".join(f"{ours:,.1f} | {row.speed(ours):.2f}" for ours in (row.kernel, row.soft))
+        lines.append(f"| {row.name} | {row.theirs:,.1f} | {found} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from peers import in_turn, quantiles, run_script, times
+from peers import AT_ONCE, in_turn, quantiles, run_script, times
 
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel
 from rdmacm.tools.connection import find_server
@@ -26,6 +26,9 @@ NOTHING = b"nothing"
 SMALL, ROUND_TRIPS, CONNECTIONS = 64, 10_000, 2000
 #: By size in bytes: outstanding messages, number of messages for bandwidth, and for ping-pong; at full effort.
 SIZES = {4096: (64, 20_000, 5000), 65536: (32, 5000, 1000), 1 << 20: (8, 400, 100)}
+#: Messages of SMALL bytes: outstanding, number, and how many are posted together.
+MESSAGES, RATE = 128, 100_000
+LISTS = {"one by one": 1, "in lists": 16}
 CAP = QPCap(max_send_wr=1, max_recv_wr=1)
 #: Maximum time to wait for an event, in seconds.
 PATIENCE = 20.0
@@ -109,10 +112,52 @@ def connections(port: int, count: int) -> tuple[dict[str, float], dict[str, dict
     return in_turn(whole), {name: quantiles(seconds) for name, seconds in steps.items()}
 
 
+def connections_at_once(port: int, count: int) -> float:
+    """Open and close connections, with AT_ONCE under way; return how many a second."""
+    queues: list[CQ] = []
+    under_way: set[CmId] = set()
+    left = count
+    with EventChannel() as channel:
+
+        def start() -> None:
+            nonlocal left
+            left -= 1
+            cmid = CmId(channel)
+            under_way.add(cmid)
+            cmid.resolve_addr((HOST, port))
+
+        started = time.perf_counter()
+        for _ in range(min(count, AT_ONCE)):
+            start()
+        ended = 0
+        while ended < count:
+            with channel.get_event(PATIENCE) as event:
+                cmid, kind = event.id, event.type
+                if kind is CmEventType.ADDR_RESOLVED:
+                    cmid.resolve_route()
+                elif kind is CmEventType.ROUTE_RESOLVED:
+                    make_qp(cmid, queues)
+                    cmid.connect(ConnParam(NOTHING))
+                elif kind is CmEventType.ESTABLISHED:
+                    cmid.disconnect()
+                elif kind is not CmEventType.DISCONNECTED:
+                    raise event.error or ConnectionError(f"{kind.name} instead of a connection")
+            if kind is CmEventType.DISCONNECTED:
+                cmid.destroy()
+                under_way.discard(cmid)
+                ended += 1
+                if left:
+                    start()
+        seconds = time.perf_counter() - started
+        for queue in queues:
+            queue.close()
+    return count / seconds
+
+
 def figures(port: int, effort: float) -> dict[str, object]:
     bandwidth = {
         op.name.lower(): {
-            size: transfer(port, Plan(op, size, depth, False, True, 0.0, times(count, effort))).bytes_per_second / 1e9
+            size: transfer(port, Plan(op, size, depth, False, False, 0.0, times(count, effort))).bytes_per_second / 1e9
             for size, (depth, count, _) in SIZES.items()
         }
         for op in (Op.SEND, Op.WRITE, Op.READ)
@@ -120,12 +165,18 @@ def figures(port: int, effort: float) -> dict[str, object]:
     bandwidth["ping-pong"] = {
         size: size / half_round_trip(port, size, times(count, effort)) / 1e3 for size, (_, _, count) in SIZES.items()
     }
+    messages = {}
+    for name, length in LISTS.items():
+        plan = Plan(Op.SEND, SMALL, MESSAGES, False, False, 0.0, times(RATE, effort), post_list=length)
+        messages[name] = transfer(port, plan).bytes_per_second / SMALL
     connected, steps = connections(port, times(CONNECTIONS, effort))
     return {
         "half_round_trip_us": half_round_trip(port, SMALL, times(ROUND_TRIPS, effort)),
         "half_round_trip_asleep_us": half_round_trip(port, SMALL, times(ROUND_TRIPS, effort), blocking=True),
         "bandwidth": bandwidth,
+        "messages": messages,
         "connections": connected,
+        "connections_at_once": connections_at_once(port, times(CONNECTIONS, effort)),
         "steps": steps,
     }
 

@@ -1,6 +1,6 @@
 """Latency, bandwidth and connection rate between two processes on loopback: rdmacm and its peers in the same run.
 
-    python3 dev.py bench peers [--json] [--rounds N] [--effort X] [--against PEER] [PEER...]
+    python3 dev.py bench peers [--json] [--rounds N] [--effort X] [--against PEER] [--write] [PEER...]
 
 The peers run in alternating rounds, and the table has their medians. "rdmacm" is this library. "sockets" is plain UDP
 and TCP in Python, the limit of what any library in Python reaches on the machine. The figures are microseconds of half
@@ -8,6 +8,9 @@ a round trip of 64 bytes, GB/s (10^9 bytes per second) by size of a message, and
 the other. "ping-pong" is the bandwidth with one outstanding message, the only mode of fi_pingpong; "send", "write" and
 "read" keep many messages outstanding. In brackets: how many times as good as the peer of --against, 0.5x is half as
 good.
+
+"messages/s" is the rate of messages of 64 bytes in one direction, each posted by a call of its own, or 16 by one call.
+--write puts the table into docs/performance.md, and its best and worst row into README.md.
 
 Nothing is installed: for a missing peer, the command that installs it is reported.
 """
@@ -25,6 +28,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,14 +37,21 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parent
+OURS = "rdmacm"
 HOST = "127.0.0.1"
 SMALL = 64
 SIZES = (4096, 65536, 1 << 20)
+#: Connections under way at once, where they are not opened one after the other.
+AT_ONCE = 64
 OPERATIONS = ("send", "write", "read", "ping-pong")
 #: Maximum run time of a process, in seconds.
 TIMEOUT = 60.0
 #: Maximum time until a server accepts clients, in seconds.
 START = 10.0
+
+
+BEGIN, END = "<!-- peers: made by python3 dev.py bench peers --write -->", "<!-- peers: end -->"
 
 
 class PeerError(RuntimeError):
@@ -67,6 +78,10 @@ class Figures:
     connections: Connections | None = None
     #: Half a round trip in microseconds, with both ends sleeping while they wait.
     half_round_trip_asleep_us: float | None = None
+    #: Messages of 64 bytes a second in one direction, many outstanding: "one by one", and "in lists".
+    messages: Mapping[str, float] = field(default_factory=dict)
+    #: Connections opened and closed a second, AT_ONCE under way.
+    connections_at_once: float | None = None
     #: Times of the steps of a connection, by name: "p50_us" and "p99_us".
     steps: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -81,6 +96,8 @@ class Figures:
                 {name: {int(size): value for size, value in sizes.items()} for name, sizes in bandwidth.items()},
                 Connections(**found["connections"]) if found.get("connections") else None,
                 found.get("half_round_trip_asleep_us"),
+                found.get("messages", {}),
+                found.get("connections_at_once"),
                 found.get("steps", {}),
             )
         except (ValueError, TypeError, AttributeError) as error:
@@ -260,6 +277,7 @@ def ucx_perftest(transports: str) -> Measure:
         return Figures(
             run("tag_lat", 0, SMALL, effort)[0],
             {name: {size: run(*test, size, effort)[1] for size in SIZES} for name, test in UCX_TESTS.items()},
+            messages={"one by one": 1e6 / run("tag_bw", 0, SMALL, 5 * effort)[0]},
         )
 
     return measure
@@ -312,7 +330,7 @@ def run_script(serve: Callable[[], None], measure: Callable[[int, float], Mappin
 
 
 PEERS = (
-    Peer("rdmacm", script("ours.py")),
+    Peer(OURS, script("ours.py")),
     Peer("sockets", script("sockets.py")),
     Peer("asyncio", script("asyncio_streams.py")),
     Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
@@ -330,6 +348,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     latencies = [one.half_round_trip_us for one in rounds if one.half_round_trip_us is not None]
     asleep = [one.half_round_trip_asleep_us for one in rounds if one.half_round_trip_asleep_us is not None]
     connections = [one.connections for one in rounds if one.connections is not None]
+    at_once = [one.connections_at_once for one in rounds if one.connections_at_once is not None]
     return Figures(
         statistics.median(latencies) if latencies else None,
         {
@@ -344,6 +363,8 @@ def medians(rounds: Sequence[Figures]) -> Figures:
         if connections
         else None,
         statistics.median(asleep) if asleep else None,
+        {name: statistics.median(one.messages[name] for one in rounds) for name in first.messages},
+        statistics.median(at_once) if at_once else None,
         {
             name: {key: statistics.median(one.steps[name][key] for one in rounds) for key in values}
             for name, values in first.steps.items()
@@ -400,9 +421,16 @@ def rows() -> Iterator[tuple[str, Callable[[Figures], float | None], bool]]:
                 return figures.bandwidth.get(name, {}).get(size)
 
             yield f"{name} {size_text(size)}, GB/s", value, True
+    for name in ("one by one", "in lists"):
+
+        def rate(figures: Figures, name: str = name) -> float | None:
+            return figures.messages.get(name)
+
+        yield f"{SMALL} B messages/s {name}", rate, True
     yield "connections per second", lambda f: f.connections.per_second if f.connections else None, True
     yield "connection p50, us", lambda f: f.connections.p50_us if f.connections else None, False
     yield "connection p99, us", lambda f: f.connections.p99_us if f.connections else None, False
+    yield f"the same, {AT_ONCE} at once", lambda f: f.connections_at_once, True
 
 
 def number_text(value: float) -> str:
@@ -439,6 +467,59 @@ def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) 
     return "\n".join(lines)
 
 
+def compared(outcome: Mapping[str, Figures | Missing]) -> Iterator[tuple[str, str, Mapping[str, tuple[float, float]]]]:
+    """For each row that we have: its title, our figure, and each peer's figure and our speed as a multiple of its."""
+    found = {name: figures for name, figures in outcome.items() if isinstance(figures, Figures)}
+    for title, value, more_is_better in rows():
+        ours = value(found[OURS])
+        if ours:
+            ratios = {}
+            for name, figures in found.items():
+                theirs = value(figures)
+                if theirs and name != OURS:
+                    ratios[name] = theirs, ours / theirs if more_is_better else theirs / ours
+            yield title, number_text(ours), ratios
+
+
+def markdown(outcome: Mapping[str, Figures | Missing], rounds: int) -> str:
+    """The table for docs/performance.md."""
+    from rdmacm.proto import core
+
+    names = [name for name, figures in outcome.items() if isinstance(figures, Figures) and name != OURS]
+    lines = [
+        f"On {time.strftime('%-d %B %Y')}, Python {platform.python_version()}, {os.cpu_count()} processors,",
+        f"{core.description()}; medians of {rounds} rounds in turn. In brackets: our speed as a",
+        "multiple of the peer's.",
+        "",
+        f"| | {OURS} | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for title, ours, ratios in compared(outcome):
+        cells = [f"{number_text(ratios[name][0])} ({ratios[name][1]:.2f})" if name in ratios else "" for name in names]
+        lines.append(f"| {title} | {ours} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def extremes(outcome: Mapping[str, Figures | Missing]) -> str:
+    """The best and the worst row, for README.md."""
+    each = [(ratio, title, name) for title, _, ratios in compared(outcome) for name, (_, ratio) in ratios.items()]
+    (best, *best_row), (worst, *worst_row) = max(each), min(each)
+    text = "The best and the worst row: {} at {:.1f} times the speed of {}, and {} at {:.2f} times that of {}."
+    units = re.compile(r", (us|GB/s)$")
+    (good, peer), (bad, other) = [(units.sub("", title), name) for title, name in (best_row, worst_row)]
+    return "\n".join(textwrap.wrap(text.format(good, best, peer, bad, worst, other), 120))
+
+
+def written(outcome: Mapping[str, Figures | Missing], rounds: int) -> None:
+    """Put the table and its extremes into the documents."""
+    sys.path.insert(0, str(PROJECT / "tests"))
+    from interop.table import inserted
+
+    for path, made in (("docs/performance.md", markdown(outcome, rounds)), ("README.md", extremes(outcome))):
+        document = PROJECT / path
+        document.write_text(inserted(document.read_text(), made, (BEGIN, END)))
+
+
 def reference(outcome: Mapping[str, Figures | Missing]) -> str | None:
     """Return the peer to compare the others with: "sockets" if it was measured, otherwise the first that was."""
     measured = [name for name, figures in outcome.items() if isinstance(figures, Figures)]
@@ -466,6 +547,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (3)")
     parser.add_argument("--effort", type=float, default=1.0, help="share of the usual iterations (1.0)")
+    parser.add_argument("--write", action="store_true", help="write the table into the documents")
     parser.add_argument("--against", choices=names, help="compare the others with this peer (sockets)")
     options = parser.parse_args()
     if unknown := set(options.peers) - set(names):
@@ -474,6 +556,10 @@ def main() -> int:
         parser.error("rounds and effort must be greater than 0")
     peers = [peer for peer in PEERS if not options.peers or peer.name in options.peers]
     outcome = contest(peers, options.rounds, options.effort)
+    if options.write:
+        if not isinstance(outcome.get(OURS), Figures):
+            parser.error(f"--write needs {OURS}")
+        written(outcome, options.rounds)
     if options.json:
         print(as_json(peers, outcome, options.rounds, options.effort))
     else:

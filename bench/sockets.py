@@ -8,13 +8,14 @@ figures as JSON.
 
 from __future__ import annotations
 
+import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable
 from functools import partial
 
-from peers import in_turn, run_script, times
+from peers import AT_ONCE, in_turn, run_script, times
 
 HOST = "127.0.0.1"
 #: Bytes of a SEND of 64 bytes with its BTH (12) and ICRC (4).
@@ -174,12 +175,42 @@ def connections(port: int, count: int) -> dict[str, float]:
     return in_turn(seconds)
 
 
+def connections_at_once(port: int, count: int) -> float:
+    """Open and close connections, with AT_ONCE under way; return how many a second."""
+    left, ended = count, 0
+
+    def start() -> None:
+        nonlocal left
+        left -= 1
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.connect_ex((HOST, port))
+        selector.register(connection, selectors.EVENT_READ)  # readable once the server's byte is there
+
+    started = time.perf_counter()
+    with selectors.DefaultSelector() as selector:
+        for _ in range(min(count, AT_ONCE)):
+            start()
+        while ended < count:
+            for key, _ in selector.select(10):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                connection.recv(1)
+                selector.unregister(connection)
+                connection.close()
+                ended += 1
+                if left:
+                    start()
+    return count / (time.perf_counter() - started)
+
+
 def figures(port: int, effort: float) -> dict[str, object]:
     return {
         "half_round_trip_us": half_round_trip(port, times(ROUND_TRIPS, effort), True),
         "half_round_trip_asleep_us": half_round_trip(port, times(ROUND_TRIPS, effort), False),
         "bandwidth": {"send": {size: bandwidth(port, size, times(count, effort)) for size, count in MESSAGES.items()}},
         "connections": connections(port, times(CONNECTIONS, effort)),
+        "connections_at_once": connections_at_once(port, times(CONNECTIONS, effort)),
     }
 
 

@@ -61,6 +61,16 @@ def test_datagrams() -> None:
 
 
 @pytest.mark.slow
+def test_busy() -> None:
+    done = run(str(ROOT / "bench" / "busy.py"), "--rounds", "1", "--reads", "10")
+    assert done.returncode == 0, done.stderr
+    waits, computes, ratio = done.stdout.splitlines()
+    assert "waits" in waits
+    assert "computes" in computes
+    assert ratio.startswith("ratio of the p99s: ")
+
+
+@pytest.mark.slow
 def test_multicast() -> None:
     done = run(str(ROOT / "bench" / "multicast.py"), "--rounds", "1", "--effort", "0.01", "--json")
     assert done.returncode == 0, done.stderr
@@ -80,6 +90,9 @@ def test_rdmacm_peer() -> None:
         assert set(sizes) == {"4096", "65536", "1048576"}, name
         assert min(sizes.values()) > 0
     assert found["connections"]["per_second"] > 0
+    assert found["connections_at_once"] > 0
+    assert set(found["messages"]) == {"one by one", "in lists"}
+    assert min(found["messages"].values()) > 0
     assert {"resolve_addr", "create_qp", "connect", "disconnect", "destroy"} <= set(found["steps"])
     assert all(0 < step["p50_us"] <= step["p99_us"] for step in found["steps"].values())
 
@@ -94,6 +107,7 @@ def test_sockets_only_peer() -> None:
     assert set(found["bandwidth"]["send"]) == {"4096", "65536", "1048576"}
     assert min(found["bandwidth"]["send"].values()) > 0
     assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
+    assert found["connections_at_once"] > 0
 
 
 def test_missing_peers_are_reported(tmp_path: Path) -> None:
@@ -149,6 +163,20 @@ def test_higher_ratio_is_better(peers: ModuleType) -> None:
     lines = peers.table(outcome, against="a").splitlines()
     assert lines[0] == "In brackets: the speed as a multiple of that of a; larger is better."
     assert [line.split()[-1] for line in lines[1:]] == ["b", "(2.00x)", "(3.00x)"]
+
+
+def test_documents_have_our_speed_as_a_multiple(peers: ModuleType) -> None:
+    ours = peers.Figures(10.0, {"send": {4096: 1.0}}, connections_at_once=50.0)
+    outcome = {"rdmacm": ours, "b": peers.Figures(5.0, {"send": {4096: 0.25}}), "c": peers.Missing("not there")}
+    assert peers.markdown(outcome, 3).splitlines()[4:] == [
+        "| | rdmacm | b |",
+        "|---|---|---|",
+        "| 64 B half round trip, us | 10.0 | 5.000 (0.50) |",
+        "| send 4 KiB, GB/s | 1.000 | 0.250 (4.00) |",
+        "| the same, 64 at once | 50.0 |  |",
+    ]
+    said = peers.extremes(outcome)
+    assert "send 4 KiB at 4.0 times the speed of b, and 64 B half round trip at 0.50 times that of b." in said
 
 
 def test_benchmarks_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -21,6 +22,9 @@ print(json.dumps([sorted(descriptors() - opened), threading.active_count(), heav
 """
 
 
+MAPPED = "from interop.libraries import main; main('soft', '127.0.0.1')"
+
+
 def test_import_opens_no_socket_and_starts_no_thread() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{PROBE}"],
@@ -32,6 +36,17 @@ def test_import_opens_no_socket_and_starts_no_thread() -> None:
     assert opened == []
     assert threads == 1
     assert heavy == [], "modules that only some callers need must be imported later"
+
+
+def test_the_software_devices_load_no_library_of_rdma_core() -> None:
+    """In a process that has connected, and moved data. ``tests/interop`` has the same for the kernel's devices."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{MAPPED}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "none\n"
 
 
 def test_c_names_have_the_values_of_c() -> None:
@@ -84,13 +99,17 @@ def test_import_of_any_module_fetches_nothing() -> None:
 
 
 def test_build_fetches_nothing() -> None:
-    """The build has one requirement, its backend, and no step or dependency of its own."""
+    """The build has one requirement, its backend; its only step, which compiles the core, uses nothing else."""
     root = Path(__file__).parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text())
     assert [requirement.partition(">")[0] for requirement in project["build-system"]["requires"]] == ["hatchling"]
     assert project["project"]["dependencies"] == []
     assert set(project["tool"]["hatch"]) == {"build"}
-    assert set(project["tool"]["hatch"]["build"]) == {"targets"}
+    assert project["tool"]["hatch"]["build"].keys() == {"targets", "hooks"}
     for target in project["tool"]["hatch"]["build"]["targets"].values():
-        assert set(target) <= {"packages"}, "no build hook"
-    assert not (root / "hatch_build.py").exists()
+        assert set(target) <= {"packages", "exclude"}, "no build hook"
+    assert project["tool"]["hatch"]["build"]["hooks"] == {"custom": {}}, "no dependency of its own"
+    tree = ast.parse((root / "hatch_build.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= {"hatchling", *sys.stdlib_module_names}

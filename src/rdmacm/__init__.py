@@ -73,8 +73,7 @@ Interfaces to implement
     rdmacm.soft.wire.base                   another wire of the software device
     rdmacm.net                              another source of routes, addresses and neighbours
 
-All other modules are internal, and so are names that begin with an underscore.
-The guides are in the directory docs of the source.
+All other modules, and names that begin with an underscore, are internal. The guides are in docs/ of the source.
 """
 
 from rdmacm.interrupt import exit_when_interrupted, is_command

@@ -46,6 +46,7 @@ SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | SockAddrIB"
 
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 _ANY = {AF_INET: bytes(4), AF_INET6: bytes(16)}
+_WILDCARDS = frozenset(_ANY.values())
 _LOOPBACK = {AF_INET: bytes((127, 0, 0, 1)), AF_INET6: bytes(15) + b"\x01"}
 
 
@@ -146,7 +147,7 @@ class InetAddr(NamedTuple):
 
     @property
     def is_any(self) -> bool:
-        return not self.ip.strip(b"\0")
+        return self.ip in _WILDCARDS
 
     @property
     def is_loopback(self) -> bool:
@@ -159,7 +160,7 @@ class InetAddr(NamedTuple):
     @property
     def link(self) -> int:
         """The interface index of a link-local address; 0 for others, whose scope has no meaning."""
-        return self.scope_id if self.is_link_local else 0
+        return self.scope_id if self.scope_id and self.is_link_local else 0
 
     @property
     def is_multicast(self) -> bool:
@@ -215,6 +216,8 @@ def scope_index(text: str) -> int:
 
 
 def _uint(value: object, limit: int, what: str) -> int:
+    if type(value) is int and 0 <= value <= limit:
+        return value
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -231,7 +234,7 @@ def parse_address(address: SockAddr) -> Address:
     accepted; an empty host is the IPv4 wildcard. ValueError for a host name, which :func:`rdmacm.getaddrinfo` resolves
     (and :func:`lookup_address`, which may block). TypeError for anything else.
     """
-    if isinstance(address, InetAddr | SockAddrIB):
+    if type(address) is not tuple and isinstance(address, InetAddr | SockAddrIB):
         return address
     if not isinstance(address, tuple) or not 2 <= len(address) <= 4 or not isinstance(address[0], str):
         raise TypeError(f"a socket address is (host, port[, flowinfo[, scope_id]]) or SockAddrIB, not {address!r}")

@@ -252,7 +252,10 @@ class AsyncListener(ListenerBase):
     """A listener, made by :func:`listen`. ``async for`` accepts connections until it is closed."""
 
     async def accept(self, *, private_data: bytes = b"") -> AsyncConnection:
-        """Accept and return the next connection. ``private_data``: up to 196 bytes for the peer."""
+        """Accept and return the next connection. ``private_data``: up to 196 bytes for the peer.
+
+        ENODEV: the device of the listener's address was removed; EBADF: the listener is closed.
+        """
         return AsyncConnection(await _execute(self._core.dispatcher, self._core.accept(private_data)))
 
     async def get_request(self) -> AsyncRequest:

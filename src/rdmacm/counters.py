@@ -1,6 +1,7 @@
 """Counters of drops, errors and connection management messages, as ``rdma statistic`` has them for a kernel device.
 
-A software device lives in its process, and so do its counters: they begin at 0 with the process and end with it.
+A software device lives in its process, and so do its counters: they begin at 0 with the process and end with it. The
+kernel counts for all processes together, since a device was added.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ __all__ = ["Counters"]
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a provider has counted in this process, at one moment. ``docs/debugging.md`` describes each counter."""
+    """What a provider has counted, at one moment. ``docs/debugging.md`` describes each counter."""
 
-    #: By name of the device, for each device that was used: what :meth:`rdmacm.Context.query_counters` returns.
+    #: By name of the device, for each that was used and for each of the kernel's: what
+    #: :meth:`rdmacm.Context.query_counters` returns.
     devices: dict[str, dict[str, int]]
     #: The connection managers of all devices: messages sent (``tx_req``) and received (``rx_req``) by type, repetitions
     #: among those sent (``tx_retries``), and received messages without effect by reason (``dropped_backlog``).
@@ -24,3 +26,9 @@ class Counters:
     udp: dict[str, int]
     #: Exceptions that are faults of this package, by part (``queue_pair``). Empty if all is well.
     errors: dict[str, int]
+
+    def lines(self) -> list[str]:
+        """One line of text for each device and part, with the counters that are not 0."""
+        parts = (*self.devices.items(), ("connection managers", self.cm), ("UDP", self.udp))
+        texts = [(name, ", ".join(f"{each} {count}" for each, count in part.items() if count)) for name, part in parts]
+        return [f"counters of {name}: {text or 'all 0'}" for name, text in texts]

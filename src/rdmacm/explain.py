@@ -71,7 +71,7 @@ def resolve(
         names=tuple(format_address(info.dst_addr or info.src_addr) for info in found),
         candidates=tuple(attempts.candidates),
         steps=(name_step, *base.steps),
-        notes=tuple(attempts.notes()),
+        notes=(*base.notes, *attempts.notes()),
     )
     if attempts.winner is None and explanation.ok:
         explanation = _failed(explanation, attempts.failures[0][1])

@@ -69,6 +69,22 @@ def test_limited_member_of_the_default_partition_connects(both: Ends, monkeypatc
     both.connect()
 
 
+def test_request_whose_address_was_removed_meanwhile_is_rejected(both: Ends) -> None:
+    address = ADDRESSES["ipv4"][1]
+    both.b.listen("0.0.0.0")
+    active = both.a.resolve(address)
+    active.create_qp()
+    active.connect()
+    provider = both.b.host.provider
+    both.fabric.run(lambda: both.fabric.log.count(Outcome.DELIVERED, "REQ") == 1)
+    network = both.b.host.network
+    network.remove_address(next(each.index for each in network.interfaces() if each.name == "eth0"), address)
+    provider.host.view()
+    assert len(provider.host.cm.agent) == 1
+    assert both.b.quiet()
+    assert len(provider.host.cm.agent) == 0  # the REJ itself has no way to a host without that address
+
+
 NO_PEER = {
     "ipv4": ["::ffff:0.0.0.0", "::ffff:224.0.0.1", "::ffff:255.255.255.255", "::ffff:127.0.0.1", "fd00::1", "ff02::1"],
     "ipv6": ["::", "ff02::1", "ff0e::1", "::1", "fe80::1", "::ffff:10.0.0.1"],

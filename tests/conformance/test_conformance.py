@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rdmacm.proto.core import compiled, description
 from rdmacm.testing import Fabric
 from support.netns import Host, needs_netns, two_hosts
 from support.scenario import Forker, Spawn, free_port, run_in_processes, run_on_fabric
@@ -87,6 +89,31 @@ def test_scenario_runs_between_processes(name: str, family: str, forker: Forker)
     if (name, family) == ("multicast", "ipv6"):
         pytest.skip("the loopback interface has no route to IPv6 groups")
     run_in_processes(ON_LOOPBACK[family], *ends(name), free_port(), (forker, forker))
+
+
+def with_core(core: str) -> Spawn:
+    def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
+        return subprocess.Popen(command, pass_fds=fds, env={**os.environ, "RDMACM_CORE": core})
+
+    return spawn
+
+
+@pytest.fixture(scope="module")
+def forkers_by_core() -> Iterator[dict[str, Forker]]:
+    """A forker with the compiled core, and one with Python alone."""
+    with closing(Forker(with_core("c"))) as c, closing(Forker(with_core("python"))) as python:
+        yield {"c": c, "python": python}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
+@pytest.mark.parametrize("name", [name for name in scenarios.NAMES if name not in SLOW])
+@pytest.mark.parametrize("cores", [("c", "python"), ("python", "c")], ids="-".join)
+def test_scenario_runs_with_one_core_at_each_end(
+    name: str, cores: tuple[str, str], forkers_by_core: dict[str, Forker]
+) -> None:
+    passive, active = (forkers_by_core[core] for core in cores)
+    run_in_processes(ON_LOOPBACK["ipv4"], *ends(name), free_port(), (passive, active))
 
 
 @pytest.fixture(scope="module")

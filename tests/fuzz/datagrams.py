@@ -32,6 +32,7 @@ def datagram_steps() -> Iterator[bytes]:
     for number in range(len(_OPCODES)):
         yield b"\4\6" + bytes((0, number, 0, 0, 0, 3, 0))
         yield b"\4\6\4\6" + bytes((2, number, 0x80, 0, 0, 2, 0)) * 2
+        yield b"\x0c\6\x0c\6" + bytes((2, number, 0x80, 0, 0, 2, 0)) * 2
     for size in range(len(_SIZES)):
         yield b"\4\6\4\4\4\2" + bytes((0, 0, 0x80, 0, 0, size, 0, 0, 1, 0x30, 0, 0, size, 7))
     yield bytes((4, 6, 0, 0, 0, 3, 0, 2, 0, 0, 0, 0, 3, 0, 2, 0, 5, 0, 0, 0, 0))
@@ -66,8 +67,8 @@ def ud_engine(data: bytes) -> None:
         if what & 7 == 4:
             memory.append(bytearray(source.choice(_ROOMS) + 8))
             view = memoryview(memory[-1])[:-8]
-            half = len(view) // 2
-            engine.post_recv(RecvWork(len(memory), [view[:half], view[half:]]))
+            half = 0 if what & 8 else len(view) // 2  # the compiled core takes those of one element
+            engine.post_recv(RecvWork(len(memory), [view[:half], view[half:]] if half else [view]))
         elif what & 7 == 5:
             memory.append(bytearray(8))
             inaccessible += 1

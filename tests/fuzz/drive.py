@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import io
 import os
@@ -32,7 +33,6 @@ from typing import Any
 
 _HERE = Path(__file__).resolve()
 _TESTS = _HERE.parents[1]
-_PACKAGE = str(_TESTS.parent / "src" / "rdmacm")
 #: An input that takes longer is a fault, in seconds.
 _SLOWEST = 20
 _MEMORY_MB = 2048
@@ -41,7 +41,7 @@ _MOST_INPUTS = 40
 _MOST_BYTES = 6000
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(_TESTS), str(_TESTS.parent / "src")]
+    sys.path.insert(0, str(_TESTS))
 
 from fuzz.harness import CORPUS, Target, load_targets, stored_inputs  # noqa: E402
 
@@ -78,6 +78,15 @@ def main(arguments: list[str]) -> int:
                 kept = keep(targets[outcome.name], outcome.found())
                 print(f"{'':16} {kept} inputs in the corpus", flush=True)
     return 1 if faults else 0
+
+
+@functools.cache
+def _package() -> str:
+    """The directory of the package that runs, which is not always that of the sources. Does not import it."""
+    spec = importlib.util.find_spec("rdmacm")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent)
 
 
 def default_driver() -> str:
@@ -257,10 +266,11 @@ def _edited(data: bytes, edits: list[tuple[int, int]], end: int) -> bytes:
 def edges_of(target: Target, data: bytes) -> set[tuple[Any, int, int]]:
     """Which line of the package was executed after which, while the target ran."""
     found: set[tuple[Any, int, int]] = set()
+    package = _package()
 
     def enter(frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
+        if not code.co_filename.startswith(package):
             return None
         before = 0
 

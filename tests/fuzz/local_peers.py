@@ -79,14 +79,19 @@ class _Kernel:
     def close(self) -> None: ...
 
 
+class _Readable:
+    """The poll object of a socket that has something to read."""
+
+    def poll(self, _timeout: int) -> bool:
+        return True
+
+
 @target(netlink_seeds, 1024)
 def netlink(data: bytes) -> None:
     """Replies and notifications: OSError for what the kernel refuses, and no endless loop."""
-    network = NetlinkNetwork.__new__(NetlinkNetwork)
-    network._monitor = network._query = None
-    network._probes, network._watching, network._has_neighbour_get = {}, False, True
-    network._buffer = bytearray(1 << 16)
-    network._view = memoryview(network._buffer)
+    network = NetlinkNetwork()
+    network.close()
+    network._unread = _Readable()  # type: ignore[assignment]
     for call in (
         network.interfaces,
         network.addresses,

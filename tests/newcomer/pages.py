@@ -22,6 +22,7 @@ VARYING = re.compile(
     | (?P<service_id> \b 0x13f[89a-f][0-9a-f]{3} \b )          # of a free port
     | (?P<port> (?<=:) [3-6]\d{4} \b )                         # a free port
     | (?P<rate> [\d,]+ (?=\ MB/s|\ a\ second|\ messages/s) )
+    | (?P<core> \bwith(out)?\ the\ compiled\ core\ \(.*\) )
     | (?P<fabric> \b rdmacm-[0-9a-f]{12} \b )
     | (?P<guid> (?<![:\w]) [0-9a-f]{4} (:[0-9a-f]{4}){3} (?![:\w]) )
     | (?P<path> (?<=[(\ ]) (/[\w.-]+)+/ (?=python|rdmacm) )    # of the environment
@@ -161,6 +162,7 @@ def _any_value(match: re.Match[str]) -> str:
         "flow_label": r"0x[0-9a-f]+",
         "service_id": r"0x13f[89a-f][0-9a-f]{3}",
         "port": r"\d+",
+        "core": r"with(?:out)? the compiled core \(.*\)",
         "fabric": r"rdmacm-[0-9a-f]{12}",
         "guid": r"[0-9a-f:]{19}",
         "path": r"(?:/[\w.-]+)+/",

@@ -98,6 +98,16 @@ def test_route_selects_the_port_and_the_gid(host: Host, destination: str, port_n
     assert f"device mlx5_0 port {port_num} GID index {gid_index}" in explanation.text()
 
 
+def test_choice_that_was_made_before_is_explained_alike(host: Host) -> None:
+    first, second = host.lookup("10.0.0.9"), host.lookup("10.0.0.9")
+    second.host = first.host
+    assert host.find(first) == host.find(second)
+    assert [name for name, _, _ in second.steps] == [name for name, _, _ in first.steps] == ["route", "select"]
+    known, again = (lookup.explain(None, None).replace(steps=()) for lookup in (first, second))
+    assert known == again
+    assert len(known.candidates) == 4
+
+
 def test_explanation_gives_the_rule_that_excluded_each_gid(host: Host) -> None:
     lookup = host.lookup("10.0.0.9")
     host.find(lookup)

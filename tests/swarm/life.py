@@ -267,7 +267,7 @@ class Side(End):
     @property
     def has_completions(self) -> bool:
         """Whether there are completions to take."""
-        return any(cq.backend._queue for cq in self.cqs)  # type: ignore[attr-defined]
+        return any(cq.backend.queue for cq in self.cqs)  # type: ignore[attr-defined]
 
     def step(self) -> None:
         """Take completions and post, as :meth:`turn` does, if this side is there to do so."""
@@ -291,7 +291,7 @@ class Side(End):
 
     def poll(self) -> None:
         for cq in self.cqs:
-            while cq.backend._queue:  # type: ignore[attr-defined]
+            while cq.backend.queue:  # type: ignore[attr-defined]
                 for wc in cq.poll(100):
                     self.completed(wc)
 

@@ -483,10 +483,10 @@ class World:
             host = server.host.provider.host
             agent, mux, runtime = host.cm._agent, host.mux, host.runtime
             connections = 0 if agent is None else len(agent)
-            if max(connections, len(mux), len(mux._held), host.bound_ids, len(runtime._timers._heap) // 4) > most:
+            if max(connections, len(mux), len(mux._held), host.bound_ids, len(runtime._timers.heap) // 4) > most:
                 raise Violation(
                     f"{server.host.name}: {connections} connections, {len(mux)} queue pairs, {len(mux._held)} held "
-                    f"numbers, {host.bound_ids} bound ids, {len(runtime._timers._heap)} timers for {len(self.lives)}"
+                    f"numbers, {host.bound_ids} bound ids, {len(runtime._timers.heap)} timers for {len(self.lives)}"
                 )
             if runtime.errors.counts:
                 raise Violation(f"{server.host.name}: internal errors: {dict(runtime.errors.counts)}")

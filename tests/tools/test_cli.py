@@ -16,6 +16,7 @@ import pytest
 
 import rdmacm
 from rdmacm import AddressFamily, PortSpace, QPType, RaiFlag
+from rdmacm.proto import core
 from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, two_hosts
@@ -32,18 +33,18 @@ SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "ENVIRO
 
 #: The environment variables that a command uses. Output of rping and ucmatose is never bold or dim.
 ENVIRONMENT = {
-    "devices": {"RDMACM_PROVIDER", "RDMACM_IB", "NO_COLOR"},
+    "devices": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_CORE", "NO_COLOR"},
     "sa": {"RDMACM_IB", "IBSIM_SOCKNAME", "NO_COLOR"},
     "getaddrinfo": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"},
     "resolve": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"},
     "explain": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"},
-    "demo": {"RDMACM_PROVIDER", "NO_COLOR"},
-    "rping": {"RDMACM_PROVIDER"},
-    "ucmatose": {"RDMACM_PROVIDER"},
+    "demo": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
+    "rping": {"RDMACM_PROVIDER", "RDMACM_CORE"},
+    "ucmatose": {"RDMACM_PROVIDER", "RDMACM_CORE"},
     "udaddy": {"RDMACM_PROVIDER"},
     "mckey": {"RDMACM_PROVIDER"},
-    "cmtime": {"RDMACM_PROVIDER", "NO_COLOR"},
-    "perf": {"RDMACM_PROVIDER", "NO_COLOR"},
+    "cmtime": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
+    "perf": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
 }
 
 
@@ -64,7 +65,20 @@ class TestDevices:
         result = run("devices", "--json")
         assert (result.status, result.err) == (0, "")
         assert [set(each) for each in result.json] == [
-            {"name", "index", "provider", "node_type", "transport_type", "node_guid", "ports"}
+            {
+                *(
+                    "name",
+                    "index",
+                    "provider",
+                    "node_type",
+                    "transport_type",
+                    "node_guid",
+                    "driver",
+                    "fw_ver",
+                    "core",
+                    "ports",
+                )
+            }
         ] * len(rdmacm.devices())
         for found, device in zip(result.json, rdmacm.devices(), strict=True):
             assert found["name"] == device.name
@@ -72,6 +86,7 @@ class TestDevices:
             assert found["provider"] == device.provider == "soft"
             assert found["node_type"] == "CA"
             assert found["transport_type"] == "IB"
+            assert found["core"] == core.name
             assert found["node_guid"] == device.guid_text
             for each, port in zip(found["ports"], device.ports, strict=True):
                 assert set(each) == {"port_num", "state", "link_layer", "max_mtu", "active_mtu", "gids", "pkeys"}
@@ -95,7 +110,7 @@ class TestDevices:
     @needs_netns
     def test_table_has_a_line_per_port_and_gid(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
-            ports, lo_gids, va_gids = run("devices").out.split("\n\n")
+            ports, lo_gids, va_gids, last = run("devices").out.split("\n\n")
             (_, va) = rdmacm.devices()
         first, *rows = rows_of(ports)
         assert first == ["DEVICE/PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"]
@@ -110,6 +125,7 @@ class TestDevices:
             ["0", "::ffff:127.0.0.1", "RoCEv2", "127.0.0.1"],
             ["1", "::1", "RoCEv2", "-"],
         ]
+        assert last == f"software devices {core.description()}\n"
         assert [line.split() for line in va_gids.splitlines()] == [
             ["soft_va/1,", "interface", "va"],
             ["INDEX", "GID", "TYPE", "IPV4"],
@@ -123,10 +139,10 @@ class TestDevices:
     def test_port_without_gids_is_listed(self, run: Run) -> None:
         with two_hosts() as net, net.a.enter():
             net.a.ip_batch("link set dev va mtu 128", "addr flush dev va", "addr flush dev lo")
-            ports, rest = run("devices").out.split("\n\n")
+            ports, rest, _ = run("devices").out.split("\n\n")
             found = run("devices", "--json").json
         assert rows_of(ports)[2][3] == "-"
-        assert rest == "no GIDs\n"
+        assert rest == "no GIDs"
         assert [port["active_mtu"] for device in found for port in device["ports"]] == [4096, None]
         assert [port["gids"] for device in found for port in device["ports"]] == [[], []]
 
@@ -550,7 +566,7 @@ class TestUsage:
             (["cmtime", "-s", "127.0.0.1", "-p", "9"], "ECONNREFUSED", "connect"),
             (["perf", "-c", "127.0.0.1", "-p", "9"], "ECONNREFUSED", "connect"),
             (["perf", "-b", "192.0.2.1"], "EADDRNOTAVAIL", "second process"),
-            (["demo", "--provider", "none"], "ENODEV", "second process"),
+            (["demo", "--provider", "none"], "ENODEV", "provider"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
@@ -596,7 +612,7 @@ class TestUsage:
 
 class TestHelp:
     def test_version_is_printed(self, run: Run) -> None:
-        assert run("--version") == (0, f"rdmacm {rdmacm.__version__}\n", "")
+        assert run("--version") == (0, f"rdmacm {rdmacm.__version__}, {core.description()}\n", "")
 
     def test_main_help_lists_the_commands(self, run: Run) -> None:
         result = run("--help")

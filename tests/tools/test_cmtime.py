@@ -12,6 +12,7 @@ import pytest
 from rdmacm import CmEventType, CmTimeoutError, RdmaError
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.proto import core
 from rdmacm.tools import cmtime, connection
 from rdmacm.tools.waiting import PeerWait
 from support.servers import Run, Server
@@ -27,8 +28,9 @@ def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
     result = run("cmtime", "--local", "-c", "30", f"--{mode}", "--json")
     assert (result.status, result.err) == (0, "")
     found = result.json
-    keys = {"server", "connections", "mode", "hold", "steps", "seconds", "connections_per_second", "memory"}
+    keys = {"server", "core", "connections", "mode", "hold", "steps", "seconds", "connections_per_second", "memory"}
     assert set(found) == keys
+    assert found["core"] == core.name
     assert (found["connections"], found["mode"], found["hold"], found["memory"]) == (30, mode, False, None)
     assert [step["name"] for step in found["steps"]] == STEPS
     for step in found["steps"]:
@@ -56,7 +58,8 @@ def test_server_runs_until_interrupted(run: Run, address: str) -> None:
         assert lines[0] == "step             total ms     max ms     min us  us / conn    p50 us    p99 us"
         assert [line[:14] for line in lines[1:3]] == ["create id    :", "bind addr    :"]
         assert {len(line) for line in lines[: 2 + len(STEPS)]} == {78}
-        assert len(lines) == 1 + len(STEPS) + 1 + 2
+        assert len(lines) == 1 + len(STEPS) + 1 + 3
+        assert lines[-3] == f"software device {core.description()}"
         assert "5 connections to " in lines[-2]
         assert lines[-1].startswith("memory for each of 5 open at once: client ")
         ended = server.end(signal.SIGINT)

@@ -82,5 +82,5 @@ def test_port_in_use_is_reported() -> None:
 def test_unknown_provider_is_reported(run: Run) -> None:
     result = run("demo", "--provider", "none")
     assert (result.status, result.out) == (1, "")
-    assert result.err.startswith("rdmacm: second process: provider: no provider 'none'")
+    assert result.err.startswith("rdmacm: provider: no provider 'none'")
     assert result.err.count("\n") == 1

@@ -13,6 +13,8 @@ import pytest
 from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmRejectedError
+from rdmacm.proto import core
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.wire.udp_sender import UdpSender
 from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text
 from rdmacm.tools.perf_plan import Op, Plan
@@ -21,7 +23,7 @@ from support.servers import Run, Server
 
 KEYS = {
     *("type", "op", "size", "depth", "mode", "kind", "count", "lost", "received", "bytes", "seconds", "latency_us"),
-    *("bytes_per_second", "messages_per_second", "intervals"),
+    *("bytes_per_second", "messages_per_second", "intervals", "core"),
 }
 
 
@@ -45,6 +47,13 @@ class TestMeasurements:
         assert (found["count"], found["bytes"], found["latency_us"]) == (100, 1_000_000, None)
         assert found["bytes_per_second"] == pytest.approx(1e6 / found["seconds"], rel=0.01)
 
+    @pytest.mark.parametrize("op", ["send", "write", "read"])
+    def test_operations_are_posted_in_lists(self, run: Run, server: Server, op: str) -> None:
+        for length, count in ((1, 10), (3, 12), (8, 16)):
+            argv = ["--op", op, "--depth", "8", "--count", "10", "-l", str(length), "--json"]
+            (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), *argv).json
+            assert (found["count"], found["depth"]) == (count, 8)
+
     @pytest.mark.parametrize("mode", ["polling", "blocking"])
     @pytest.mark.parametrize("op", ["send", "write", "read"])
     def test_latency_is_measured(self, run: Run, server: Server, op: str, mode: str) -> None:
@@ -52,6 +61,7 @@ class TestMeasurements:
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), *argv).json
         assert set(found) == KEYS
         assert (found["mode"], found["kind"], found["size"], found["count"]) == (mode, "latency", 64, 20)
+        assert found["core"] == core.name
         times = found["latency_us"]
         assert 0 < times["min"] <= times["p50"] <= times["p99"] <= times["max"]
 
@@ -65,7 +75,8 @@ class TestMeasurements:
         assert (result.status, result.err) == (0, "")
         assert [line.split("  ")[0] for line in result.out.splitlines()] == [
             *("latency", "send (half a round trip)", "send (half a round trip)", ""),
-            *("bandwidth", "write", "write", "write", "read", "read", "read"),
+            *("bandwidth", "write", "write", "write", "read", "read", "read", ""),
+            f"software device {core.description()}",
         ]
 
 
@@ -131,7 +142,7 @@ class TestOtherTypes:
         assert sum(each["count"] for each in found["intervals"]) <= found["count"]
         lines = run(*argv, "--interval", "0.03").out.splitlines()
         assert [line.split()[5] for line in lines[:2]] == ["MB/s", "MB/s"]
-        assert lines[-2].split()[:2] == ["bandwidth", "size"]
+        assert lines[-4].split()[:2] == ["bandwidth", "size"]
 
     @pytest.mark.parametrize("kind", ["uc", "ud"])
     def test_messages_that_are_lost_are_counted(
@@ -145,6 +156,7 @@ class TestOtherTypes:
             return (is_message and sent[0] % 5 == 0) or real(self, route, buffers, segment)
 
         monkeypatch.setattr(UdpSender, "send", lossy)
+        monkeypatch.setattr(SoftUdQP, "_join_core", lambda *_: None)  # the compiled core sends by itself
         argv = ["--type", kind, "--size", "1000", "--depth", "8", "--count", "64", "--json"]
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(servers[kind].port), *argv).json
         assert found["count"] == 64
@@ -218,6 +230,8 @@ class TestInvalidPeers:
             (["--type", "uc", "--op", "read"], "UC has no READ"),
             (["--type", "uc", "--op", "write", "--latency"], "nothing tells the latency of WRITE over UC"),
             (["--latency", "--bidirectional"], "latency has no second direction"),
+            (["-l", "5", "--depth", "4"], "lists of 5 are longer than the depth of 4"),
+            (["-l", "5", "--latency"], "lists can be chosen for the bandwidth of one direction over RC"),
             (["-a", "--size", "1"], "-a and --size exclude each other"),
             (["--seconds", "nan"], "argument --seconds: 'nan' is not a number of seconds from 0.001 to 86400"),
         ],

@@ -11,6 +11,7 @@ import pytest
 from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.proto.cm.messages import REQ
+from rdmacm.tools import ucmatose
 from support.cm import opened
 from support.pcap import frames, roce
 from support.pcap_cm import mad_of
@@ -227,6 +228,19 @@ class TestFailures:
             "cmatose: event: RDMA_CM_EVENT_REJECTED, error: 8\ntest complete\nreturn status 8\n"
         )
         assert result.err.startswith(f"rdmacm: connect 127.0.0.1:{port}: nobody listens on that port [ECONNREFUSED]")
+
+    def test_rejection_is_reported_after_flushed_receives(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        take_events = ucmatose._Endpoint._take_events
+
+        def take_completions_first(endpoint: ucmatose._Endpoint) -> None:
+            for channel in endpoint._completion_channels.values():
+                endpoint._take_completions(channel)
+            take_events(endpoint)
+
+        monkeypatch.setattr(ucmatose._Endpoint, "_take_events", take_completions_first)
+        result = run("ucmatose", "-s", "127.0.0.1", "-p", "9")
+        assert "return status 8" in result.out
+        assert "nobody listens on that port [ECONNREFUSED]" in result.err
 
     @pytest.mark.parametrize(
         ("argv", "code"),

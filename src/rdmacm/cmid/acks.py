@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rdmacm.progress.signals import checkpoint
 
-__all__ = ["ACK_LOCK", "wait_acked", "wake_waiters"]
+__all__ = ["ACK_LOCK", "wait_acked", "waiters", "wake_waiters"]
 
 #: Seconds after which a wait is interrupted at the latest. A condition itself must not be: it would lose its lock.
 _LATENCY = 0.05
@@ -18,23 +18,23 @@ _LATENCY = 0.05
 #: Guards the counts of events. Re-entrant: the garbage collector may acknowledge an event while its thread holds it.
 ACK_LOCK = threading.RLock()
 _changed = threading.Condition(ACK_LOCK)
-_waiters = 0  # notifying takes time even where no thread waits
+#: How many threads wait: notifying takes time even where none does.
+waiters = 0
 
 
 def wake_waiters() -> None:
     """Wake the threads that wait for an acknowledgement (ACK_LOCK is held)."""
-    if _waiters:
-        _changed.notify_all()
+    _changed.notify_all()
 
 
 def wait_acked(done: Callable[[], bool]) -> None:
     """Wait until ``done()`` is true; it is evaluated after each acknowledgement, with the lock held."""
-    global _waiters
+    global waiters
     with _changed:
         while not done():
-            _waiters += 1
+            waiters += 1
             try:
                 _changed.wait(_LATENCY)
             finally:
-                _waiters -= 1
+                waiters -= 1
             checkpoint()

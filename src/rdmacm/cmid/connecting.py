@@ -187,9 +187,10 @@ class ConnectionBase(QueueBase):
     def _resolved_param(self, param: ConnParam | None, asked: ConnParam | None, step: str) -> ConnParam:
         """``param`` with the id's queue pair, and MAXIMUM replaced by what the device has and the peer asked for."""
         param = param or _DEFAULT_PARAM
-        for name, limit in _LIMITS:
-            if not 0 <= (value := getattr(param, name)) < limit:
-                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit - 1}", step)
+        if param is not _DEFAULT_PARAM:
+            for name, limit in _LIMITS:
+                if not 0 <= (value := getattr(param, name)) < limit:
+                    raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit - 1}", step)
         if type(param.private_data) is not bytes:
             param = replace(param, private_data=_bytes(param.private_data))
         if self.qp_type is QPType.UD:

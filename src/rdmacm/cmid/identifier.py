@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from rdmacm.cmid.acks import ACK_LOCK, wait_acked, wake_waiters
+from rdmacm.cmid import acks
+from rdmacm.cmid.acks import ACK_LOCK, wait_acked
 from rdmacm.cmid.lookups import NameLookups
 from rdmacm.cmid.multicast import GroupMembership, MulticastBase
 from rdmacm.connparam import ConnParam, UdParam
@@ -89,7 +90,6 @@ class CmEvent:
         "param": "The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.",
         "arg": "The number given to :meth:`CmId.write_cm_event`.",
         "message": "The cause of a failure in words; may be empty.",
-        "join_context": "Of a multicast event, the ``context`` of the join; C has it as ``param.ud.private_data``.",
         "_error": "The error of a resolution in :attr:`type` ADDRINFO_ERROR.",
         "_join": "The join that counts a multicast event as well; else None.",
         "_explain": "Makes the explanation of a failed resolution; else None.",
@@ -100,24 +100,16 @@ class CmEvent:
 
     def __init__(self, queued: QueuedEvent) -> None:
         self._pending = False
-        owner = queued.owner
+        owner, self.type, self.status, self.arg, self._explain, self.message, self.param, new_id, join = queued
         assert isinstance(owner, CmId)
-        self._owner = owner
-        self.id = owner
+        self._owner = self.id = owner
         self.listen_id: CmId | None = None
-        if queued.new_id is not None:
+        if new_id is not None:
             self.listen_id = owner
-            self.id = owner._take_request(queued.new_id, queued.param)
-        self.param = queued.param
-        self.type = queued.type
-        self.status = queued.status
-        self.arg = queued.arg
-        self.message = queued.message
-        self.join_context: object = None
+            self.id = owner._take_request(new_id, self.param)
         self._join: GroupMembership | None = None
-        if queued.join is not None:
-            self._take_join(queued.join)
-        self._explain = queued.explain
+        if join is not None:
+            self._take_join(join)
         self._error: RdmaError | None = None
         self._thread = threading.get_ident()
         self._pending = True
@@ -125,7 +117,6 @@ class CmEvent:
     def _take_join(self, join: GroupJoin) -> None:
         assert isinstance(join, GroupMembership)
         self._join = join
-        self.join_context = join.context
         if self.type is CmEventType.MULTICAST_JOIN and isinstance(self.param, UdParam):
             error = self._owner._attach_group(join, self.param)
             if error is not None:
@@ -136,6 +127,11 @@ class CmEvent:
     def event(self) -> CmEventType:
         """C's name of :attr:`type`."""
         return self.type
+
+    @property
+    def join_context(self) -> object:
+        """Of a multicast event, the ``context`` of the join; C has it as ``param.ud.private_data``."""
+        return None if self._join is None else self._join.context
 
     @property
     def private_data(self) -> bytes:
@@ -181,7 +177,8 @@ class CmEvent:
             self._owner._acknowledged(self._thread)
             if self._join is not None:
                 self._join.acknowledged(self._thread)
-            wake_waiters()
+            if acks.waiters:
+                acks.wake_waiters()
 
     def __enter__(self) -> Self:
         return self
@@ -250,8 +247,9 @@ class EventChannel:
         CmWouldBlockError for 0, or where ``channel.blocking`` is False; EBADF once the channel is closed; ValueError
         for a negative timeout.
         """
-        check_timeout(timeout)
-        if timeout is None and not self.blocking:
+        if timeout is not None:
+            check_timeout(timeout)
+        elif not self.blocking:
             timeout = 0
         queued = self._queue.get(timeout)
         if queued is None:
@@ -399,7 +397,8 @@ class CmId(MulticastBase):
                 break
             self.event = event
             if event.type is CmEventType.DEVICE_REMOVAL:
-                raise event.error or cm_error(errno.ENODEV, "the device was removed", "get_request")
+                text = event.message or "the device was removed"
+                raise event.error or cm_error(errno.ENODEV, text, "get_request", str(self._backend.local_addr))
         new = event.id
         try:
             new.migrate(None)
@@ -520,8 +519,10 @@ class CmId(MulticastBase):
         finally:  # an interrupt ends the wait
             if self._private:
                 self._channel.close()
-            self.destroy_qp()
-            self.destroy_srq()
+            if self._qp is not None or self._own_queues:
+                self.destroy_qp()
+            if self._srq is not None or self._srq_queues:
+                self.destroy_srq()
 
     close = destroy
 

@@ -9,7 +9,7 @@ from rdmacm.cmid.resolving import ResolutionBase
 from rdmacm.constants import PortSpace
 from rdmacm.errors import CmTimeoutError, RdmaError, check_timeout, cm_error
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPAttr, QPCap, SrqInitAttr
+from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import check_kind, member
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -24,7 +24,7 @@ from rdmacm.verbs.xrcd import XRCD
 
 __all__ = ["QueueBase"]
 
-_SEND = WROpcode.SEND
+_SEND, _READ, _WRITE = WROpcode.SEND, WROpcode.RDMA_READ, WROpcode.RDMA_WRITE
 
 
 def _default_pd(context: Context) -> PD:
@@ -122,9 +122,9 @@ class QueueBase(ResolutionBase):
         context = self._bound("create_qp")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
-        attr = init_attr if init_attr is not None else _default_attr(self.qp_type)
+        attr = init_attr if init_attr is not None else _default_attr(self.qp_type, context.backend.attr)
         if pd is None:
-            pd = (attr.pd if isinstance(attr, QPInitAttrEx) else None) or self.pd
+            pd = (attr.pd if isinstance(attr, QPInitAttrEx) else None) or self._pd or _default_pd(context)
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
         if type(attr) is not QPInitAttr or type(attr.cap) is not QPCap:
@@ -267,6 +267,9 @@ class QueueBase(ResolutionBase):
 
     def post_recv(self, context: int, mr: MR, offset: int = 0, length: int | None = None) -> None:
         """Queue a receive into part of a region, rdma_post_recv(3)."""
+        core = None if self._qp is None else self._qp.backend.core
+        if core is not None and core.post_recv_part(context, mr, offset, length):
+            return
         element = mr.sge(offset, length)
         queue = self._srq or self._qp or self._need_qp("post_recv")
         queue.post_recv(RecvWR(context, [element]))
@@ -281,7 +284,9 @@ class QueueBase(ResolutionBase):
     ) -> None:
         """Queue a send of part of a region, or with ``SendFlag.INLINE`` of any bytes, rdma_post_send(3)."""
         qp = self._qp or self._need_qp("post_send")
-        qp.post_send(SendWR(context, _SEND, [_element(data, offset, length)], flags))
+        core = qp.backend.core
+        if core is None or not core.post_part(context, _SEND, data, offset, length, flags, 0, 0):
+            qp.post_send(SendWR(context, _SEND, [_element(data, offset, length)], flags))
 
     def post_sendv(self, context: int, sgl: Sequence[SGE | Buffer], flags: int = 0) -> None:
         """Queue a send of several elements, rdma_post_sendv(3)."""
@@ -299,7 +304,9 @@ class QueueBase(ResolutionBase):
         flags: int = 0,
     ) -> None:
         """Queue an RDMA READ into part of a region, rdma_post_read(3)."""
-        self.post_readv(context, [mr.sge(offset, length)], remote_addr, rkey, flags)
+        core = None if self._qp is None else self._qp.backend.core
+        if core is None or not core.post_part(context, _READ, mr, offset, length, flags, remote_addr, rkey):
+            self.post_readv(context, [mr.sge(offset, length)], remote_addr, rkey, flags)
 
     def post_readv(self, context: int, sgl: Sequence[SGE], remote_addr: int, rkey: int, flags: int = 0) -> None:
         """Queue an RDMA READ into several elements, rdma_post_readv(3)."""
@@ -316,7 +323,9 @@ class QueueBase(ResolutionBase):
         flags: int = 0,
     ) -> None:
         """Queue an RDMA WRITE of part of a region, or with ``SendFlag.INLINE`` of any bytes, rdma_post_write(3)."""
-        self.post_writev(context, [_element(data, offset, length)], remote_addr, rkey, flags)
+        core = None if self._qp is None else self._qp.backend.core
+        if core is None or not core.post_part(context, _WRITE, data, offset, length, flags, remote_addr, rkey):
+            self.post_writev(context, [_element(data, offset, length)], remote_addr, rkey, flags)
 
     def post_writev(
         self, context: int, sgl: Sequence[SGE | Buffer], remote_addr: int, rkey: int, flags: int = 0
@@ -387,11 +396,11 @@ def _xrc_target(context: Context, attr: QPInitAttr) -> QP:
     return QP(context, QPInitAttrEx(QPType.XRC_RECV, attr.qp_context, xrcd=_default_xrcd(context)))
 
 
-def _default_attr(qp_type: QPType) -> QPInitAttr:
+def _default_attr(qp_type: QPType, device: DeviceAttr) -> QPInitAttr:
     attr = QPInitAttr(qp_type, sq_sig_all=True)
     attr.cap.max_send_wr = attr.cap.max_recv_wr = 16
     attr.cap.max_send_sge = attr.cap.max_recv_sge = 4
-    attr.cap.max_inline_data = 256
+    attr.cap.max_inline_data = min(256, device.max_inline_data)
     return attr
 
 

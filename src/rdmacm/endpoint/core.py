@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.cmid import CmEvent, CmId
+from rdmacm.cmstate import State
 from rdmacm.connparam import MAXIMUM, ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
@@ -40,7 +41,8 @@ __all__ = ["ConnectionCore", "ConnectionOptions", "Message"]
 _FIRST_SEND_WR_ID = 1 << 32
 #: Completions processed by one :meth:`ConnectionCore.poll`.
 _POLL_BATCH = 32
-#: The device copies payloads of up to this many bytes (IBV_SEND_INLINE); longer ones are registered.
+#: The device copies payloads of up to this many bytes (IBV_SEND_INLINE), or of its own limit; longer ones are
+#: registered.
 _MAX_INLINE = 256
 #: IBV_EVENT_COMM_EST, for rdma_notify(3).
 _EVENT_COMM_EST = 4
@@ -156,6 +158,8 @@ class ConnectionCore:
         self._mr: MR | None = None
         #: ``depth`` receive buffers of ``max_message`` bytes each.
         self._receive_memory = memoryview(b"")
+        #: How many bytes of payload the device copies.
+        self._max_inline = 0
         #: Size of the send queue in work requests.
         self._send_depth = max(options.depth, _MIN_SEND_DEPTH)
         dispatcher.retain()
@@ -173,7 +177,8 @@ class ConnectionCore:
         pd = options.pd
         if pd is None:
             pd = self._own_pd = PD(context)
-        cap = QPCap(self._send_depth, options.depth, 1, 1, _MAX_INLINE)
+        self._max_inline = min(_MAX_INLINE, context.backend.attr.max_inline_data)
+        cap = QPCap(self._send_depth, options.depth, 1, 1, self._max_inline)
         self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True), pd)
         # Untouched pages of a private mapping occupy no memory, so half-open connections cost little.
         self._receive_memory = memoryview(mmap(-1, options.depth * options.max_message, access=ACCESS_COPY))
@@ -272,7 +277,7 @@ class ConnectionCore:
         try:
             found = self._cq.poll(_POLL_BATCH)
         except RdmaError as error:
-            self.end(str(error))
+            self.end(str(error.strerror))
             return False
         if not found and self._qp is not None and self._qp.closed:
             self._lose_queue_pair()
@@ -305,7 +310,10 @@ class ConnectionCore:
                 with contextlib.suppress(RdmaError):
                     self.cmid.notify(_EVENT_COMM_EST)
         elif wc.status is WCStatus.WR_FLUSH_ERR:
-            self.end("the queue pair has failed: a request of the peer was not allowed")
+            if self.cmid.state is State.DISCONNECT:  # the event comes with the next progress
+                self.end("the peer has disconnected")
+            else:
+                self.end("the queue pair has failed: a request of the peer was not allowed")
         else:
             self.end(f"a message could not be received: {status_text(wc.status)}")
 
@@ -463,7 +471,7 @@ class ConnectionCore:
         if not view.nbytes:
             wr.sg = []
             return _Operation(name, wr)
-        if not fetches and view.nbytes <= _MAX_INLINE:
+        if not fetches and view.nbytes <= self._max_inline:
             wr.sg, wr.send_flags = [view], SendFlag.SIGNALED | SendFlag.INLINE
             return _Operation(name, wr)
         if not fetches and view.readonly and not isinstance(view.obj, bytes):

@@ -125,8 +125,8 @@ class ListenerCore(Observable):
         self.dispatcher = dispatcher
         #: The options of each accepted connection.
         self.options = options
-        #: Why the listener has ended; None while it listens.
-        self.close_reason: str | None = None
+        #: Why the listener has ended, as the error of further calls: errno and text; None while it listens.
+        self._end: tuple[int, str] | None = None
         #: Whether :meth:`close` has been called.
         self.is_closed = False
         #: The error of the last request that could not be accepted.
@@ -154,12 +154,14 @@ class ListenerCore(Observable):
             self._request = IncomingRequest(self.dispatcher, event.id, event, self.options)
             self.changed()
         elif event.type is CmEventType.DEVICE_REMOVAL:
-            self.close_reason = "the device was removed"
+            self._end = errno.ENODEV, event.message or "the device was removed"
             self.changed()
 
     def _check_listening(self, step: str) -> None:
-        if self.close_reason is not None:
-            raise cm_error(errno.EBADF, self.close_reason, step, format_address(self.cmid.local_addr))
+        if self._end is not None:
+            code, reason = self._end
+            hint = "a new listener, on another device" if code == errno.ENODEV else None
+            raise cm_error(code, reason, step, format_address(self.cmid.local_addr), hint)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -266,7 +268,7 @@ class ListenerCore(Observable):
         if self.is_closed:
             return False
         self.is_closed = True
-        self.close_reason = "the listener is closed"
+        self._end = errno.EBADF, "the listener is closed"
         self.changed()
         with contextlib.suppress(RdmaError):
             self.cmid.write_cm_event()  # wakes threads in accept() and get_request()

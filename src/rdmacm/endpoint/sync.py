@@ -142,6 +142,8 @@ class Listener(ListenerBase):
     def accept(self, timeout: float | None = None, *, private_data: bytes = b"") -> Connection:
         """Accept and return the next connection; raises CmTimeoutError after ``timeout`` seconds without one.
 
+        ENODEV: the device of the listener's address was removed; EBADF: the listener is closed.
+
         ``private_data``: up to 196 bytes for the peer. Requests are answered only during a call of this method. A peer
         that does not confirm its connection does not delay others.
         """

@@ -13,7 +13,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, TypeAlias, TypeVar
 
-from rdmacm.address import ALL_BITS_64, Gid, SockAddrIB
+from rdmacm.address import Gid, SockAddrIB
 from rdmacm.errors import cm_error
 from rdmacm.failure import Failure
 from rdmacm.ib.transport import IbPort, MadTransport
@@ -25,7 +25,7 @@ from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
-from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, ServiceRecord, service_name_bytes
+from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, ServiceRecord, service_name_bytes, service_number
 from rdmacm.proto.wire import WireError
 
 __all__ = ["RecordsCallback", "SaSession", "describe_sa"]
@@ -145,7 +145,7 @@ class SaSession:
         A name is cut to 63 bytes, as the kernel's interface does. EINVAL for a name that has no encoding, and the
         errors of :meth:`query`.
         """
-        number = _number(service)
+        number = service_number(service)
         if number is None:
             try:
                 name = service_name_bytes(service)
@@ -296,21 +296,6 @@ def _failure(response: SaResponse, port: IbPort, step: str) -> Failure | None:
     if response.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
         return Failure(errno.EINVAL, step, f"{name} refused: {describe_status(response.status)}", "'rdmacm sa'")
     return None
-
-
-def _number(text: str) -> int | None:
-    """The number that strtoull(3) with base 0 reads in all of ``text``; None if it is not one."""
-    digits = text.strip().lower().removeprefix("+")
-    sign = digits.startswith("-")
-    digits = digits[sign:]
-    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
-    if not digits[:1].isdigit() or "_" in digits or not digits.isascii():
-        return None
-    try:
-        value = int(digits, base)
-    except ValueError:
-        return None
-    return None if value > ALL_BITS_64 else -value & ALL_BITS_64 if sign else value
 
 
 def _unpacked(kind: type[R], response: SaResponse) -> tuple[R, ...]:

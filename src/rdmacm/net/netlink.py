@@ -1,7 +1,11 @@
 """Links, addresses, routes and neighbours from Linux's rtnetlink, with the standard library alone.
 
-There are two unprivileged sockets. ``_query`` sends one request at a time and reads its reply (5 µs for a route);
-``_monitor`` only receives notifications. Each is opened at its first use.
+There are two unprivileged sockets. ``_query`` sends one request at a time and reads its reply; ``_monitor`` only
+receives notifications. Each is opened at its first use.
+
+A route that is asked for again within a second is kept, and from then on the kernel reports changes of routes: its
+notification is on the monitor before the change returns to who makes it. The first such change ends both, so that a
+host whose routes change all the time costs nothing.
 
 Message layouts: rtnetlink(7), ``linux/rtnetlink.h``, ``linux/if_link.h``, ``linux/neighbour.h``. Integers are in native
 byte order. Although the peer is the kernel, lengths are checked: a message with an invalid length ends the parsing of
@@ -13,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 
@@ -44,8 +50,8 @@ _GROUP_LINK, _GROUP_NEIGH = 1, 3
 _GROUP_IPV4_ADDR, _GROUP_IPV4_ROUTE, _GROUP_IPV4_RULE = 5, 7, 8
 _GROUP_IPV6_ADDR, _GROUP_IPV6_ROUTE, _GROUP_IPV6_RULE = 9, 11, 19
 #: The groups of notifications that are always received, and those that only :meth:`NetlinkNetwork.watch` joins.
-_LINK_GROUPS = (_GROUP_LINK, _GROUP_IPV4_ADDR, _GROUP_IPV6_ADDR)
-_WATCHED_GROUPS = (_GROUP_NEIGH, _GROUP_IPV4_ROUTE, _GROUP_IPV6_ROUTE, _GROUP_IPV4_RULE, _GROUP_IPV6_RULE)
+_LINK_GROUPS = frozenset((_GROUP_LINK, _GROUP_IPV4_ADDR, _GROUP_IPV6_ADDR))
+_ROUTE_GROUPS = frozenset((_GROUP_IPV4_ROUTE, _GROUP_IPV6_ROUTE, _GROUP_IPV4_RULE, _GROUP_IPV6_RULE))
 
 # The attributes that are read or sent, by the kind of message.
 _IFLA_ADDRESS, _IFLA_BROADCAST, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_INFO_SLAVE_KIND = 1, 2, 3, 4, 18, 4
@@ -225,6 +231,11 @@ def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
     return RouteEntry(kind, destination, ifindex, gateway, source, table, mtu, hop_limit)
 
 
+#: Seconds for which routes are kept at the longest, and how many.
+_ROUTE_SECONDS = 1.0
+_MAX_ROUTES = 1024
+
+
 class NetlinkNetwork:
     """The :class:`rdmacm.net.Network` of the network namespace in which the sockets are opened.
 
@@ -244,10 +255,20 @@ class NetlinkNetwork:
         #: Receives replies and notifications; every message is a view of it, valid until the next call.
         self._buffer = bytearray(1 << 16)
         self._view = memoryview(self._buffer)
+        #: The poll object of the monitor: asking it takes a quarter of the time of an empty recv().
+        self._unread = select.poll()
+        #: The multicast groups of the monitor.
+        self._groups: frozenset[int] = frozenset()
         #: Whether the monitor receives notifications of neighbours and routes too.
         self._watching = False
         #: Whether it receives notifications of neighbours until it is closed.
         self._keeps_neighbours = False
+        #: The arguments of :meth:`route` in the current second: the route, None if it was asked for once.
+        self._routes: dict[tuple[int, bytes, bytes | None, int, int], RouteEntry | None] = {}
+        #: When they are forgotten, in seconds of time.monotonic(): the path MTU of a route changes without a report.
+        self._routes_expire = 0.0
+        #: Whether any is kept.
+        self._keeps_routes = False
         #: Whether the kernel can return a single neighbour entry.
         self._has_neighbour_get = True
         self._query_socket()
@@ -318,6 +339,24 @@ class NetlinkNetwork:
         return [address for address in parsed if address]
 
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
+        now, asked = time.monotonic(), (family, destination, source, ifindex, tos)
+        if now >= self._routes_expire or len(self._routes) >= _MAX_ROUTES:
+            self._routes.clear()
+            self._routes_expire = now + _ROUTE_SECONDS
+        if self._keeps_routes and self._unread.poll(0):
+            self._routes.clear()
+        route = self._routes.get(asked)
+        if route is not None:
+            return route
+        is_kept = asked in self._routes and self._monitor is not None
+        if is_kept and not self._keeps_routes:
+            self._keeps_routes = True
+            self._update_groups()
+        route = self._query_route(*asked)
+        self._routes[asked] = route if is_kept else None
+        return route
+
+    def _query_route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         size = len(destination)
         bits = size * 8
         payload = (
@@ -391,28 +430,35 @@ class NetlinkNetwork:
                 socket.NETLINK_ROUTE,
             )
             self._monitor.bind((0, 0))
-            watched = _WATCHED_GROUPS if self._watching else (_GROUP_NEIGH,) if self._keeps_neighbours else ()
-            for group in _LINK_GROUPS + watched:
-                self._monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            self._unread.register(self._monitor, select.POLLIN)
+            self._update_groups()
         return self._monitor
 
+    def _update_groups(self) -> None:
+        """Make the monitor receive the notifications that are wanted now."""
+        monitor, wanted = self._monitor_socket(), _LINK_GROUPS
+        if self._watching or self._keeps_neighbours:
+            wanted |= {_GROUP_NEIGH}
+        if self._watching or self._keeps_routes:
+            wanted |= _ROUTE_GROUPS
+        for group in wanted ^ self._groups:
+            monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if group in wanted else _DROP_MEMBERSHIP, group)
+        self._groups = wanted
+
     def watch(self, on: bool) -> None:
-        if on == self._watching:
-            return
-        monitor = self._monitor_socket()
-        self._watching = on
-        for group in _WATCHED_GROUPS:
-            if on or group != _GROUP_NEIGH or not self._keeps_neighbours:
-                monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if on else _DROP_MEMBERSHIP, group)
+        if on is not self._watching:
+            self._watching = on
+            self._update_groups()
 
     def watch_neighbours(self) -> None:
         if not self._keeps_neighbours:
-            monitor = self._monitor_socket()
             self._keeps_neighbours = True
-            monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP_NEIGH)
+            self._update_groups()
 
     def changes(self) -> Change | None:
         monitor = self._monitor or self._monitor_socket()
+        if not self._unread.poll(0):
+            return None
         links = routes = lost = False
         neighbours: list[Neighbour] = []
         while True:
@@ -434,6 +480,11 @@ class NetlinkNetwork:
                     entry = _parse_neighbour(body)
                     if entry:
                         neighbours.append(entry)
+        if links or routes or lost:
+            self._routes.clear()
+            if self._keeps_routes:
+                self._keeps_routes = False
+                self._update_groups()
         if links or routes or neighbours or lost:
             return Change(links, routes, tuple(neighbours), lost)
         return None
@@ -468,5 +519,7 @@ class NetlinkNetwork:
             if sock is not None:
                 sock.close()
         self._query = self._monitor = None
-        self._watching = self._keeps_neighbours = False
+        self._unread, self._groups = select.poll(), frozenset()
+        self._watching = self._keeps_neighbours = self._keeps_routes = False
+        self._routes.clear()
         self._close_probes()

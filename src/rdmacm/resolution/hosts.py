@@ -6,10 +6,10 @@ that a decision and its explanation rest on the same facts. Each provider makes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.net.types import Interface
@@ -164,6 +164,8 @@ class HostView:
     by_ip: dict[bytes, tuple[LocalAddress, ...]]
     #: In the order of their indices.
     ipoib: tuple[IpoibInterface, ...] = ()
+    #: What the rules have chosen on this view, by question (:func:`rdmacm.resolution.lookup.find`).
+    choices: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(

@@ -26,6 +26,10 @@ from rdmacm.verbs.device import GidEntry
 __all__ = ["Found", "Lookup", "destination_gid", "find"]
 
 
+#: How many choices a view of the host keeps.
+_MAX_CHOICES = 1024
+
+
 class Found(NamedTuple):
     """The results of a resolution that succeeded."""
 
@@ -146,6 +150,13 @@ def find(network: Network, lookup: Lookup) -> Found:
     lookup.route = route
     found_at = perf_counter_ns()
     lookup.steps.append(("route", found_at - started, route.kind))
+    bound = lookup.bound.key if lookup.bound is not None else None
+    question = lookup.destination, lookup.source, lookup.origin, bound, route
+    known: tuple[policy.Query, Found] | None = host.choices.get(question)
+    if known is not None:
+        lookup.query, lookup.found = known
+        lookup.steps.append(("select", perf_counter_ns() - found_at, known[1].view.device.name))
+        return known[1]
     lookup.query = query = _query(lookup, route)
     chosen = policy.choose(query, host)
     text = chosen.view.device.name if chosen else "no candidate passed"
@@ -154,6 +165,8 @@ def find(network: Network, lookup: Lookup) -> Found:
         raise _no_port(host, query)
     next_hop = _next_hop(host, lookup.destination, route, chosen.view)
     lookup.found = found = Found(route, chosen.view, chosen.row, query.source, next_hop)
+    if len(host.choices) < _MAX_CHOICES:
+        host.choices[question] = query, found
     return found
 
 

@@ -49,13 +49,13 @@ class PendingNeighbours:
         self._runtime = runtime
         self._network = network
         #: By next hop: each waiting id with its lookup and the timer of its timeout.
-        self._waiting: dict[_Hop, dict[NeighbourWaiter, tuple[Lookup, Timer]]] = {}
+        self.waiting: dict[_Hop, dict[NeighbourWaiter, tuple[Lookup, Timer]]] = {}
         #: The timer of each next hop's next probe.
         self._probes: dict[_Hop, Timer] = {}
 
     def __len__(self) -> int:
         """How many ids wait."""
-        return sum(len(ids) for ids in self._waiting.values())
+        return sum(len(ids) for ids in self.waiting.values())
 
     def add(self, waiter: NeighbourWaiter, lookup: Lookup, deadline: float) -> bool:
         """Wait for the lookup's next hop until ``deadline``, in seconds of the runtime's clock.
@@ -67,13 +67,13 @@ class PendingNeighbours:
         network = self._network
         if hop is None or not network.sees_neighbours:
             return False
-        group = self._waiting.get(hop)
+        group = self.waiting.get(hop)
         if group is None:
             lookup.neighbour = network.neighbour(*hop)
             if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
                 return False
             network.watch(True)  # before the probe, so that the notification of its answer is not missed
-            group = self._waiting[hop] = {}
+            group = self.waiting[hop] = {}
             network.probe(*hop, self._destination_behind(lookup))
             self._set_probe_timer(hop)
         group[waiter] = lookup, self._runtime.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
@@ -87,7 +87,7 @@ class PendingNeighbours:
     def remove(self, waiter: NeighbourWaiter, lookup: Lookup) -> None:
         """Stop waiting."""
         hop = lookup.next_hop
-        group = self._waiting.get(hop) if hop is not None else None
+        group = self.waiting.get(hop) if hop is not None else None
         if hop is not None and group and waiter in group and group[waiter][0] is lookup:
             group.pop(waiter)[1].cancel()
             if not group:
@@ -95,10 +95,10 @@ class PendingNeighbours:
 
     def _close(self, hop: _Hop) -> None:
         """Stop all waits for a next hop."""
-        for _, timer in self._waiting.pop(hop).values():
+        for _, timer in self.waiting.pop(hop).values():
             timer.cancel()
         self._probes.pop(hop).cancel()
-        if not self._waiting:
+        if not self.waiting:
             self._network.watch(False)
 
     def _expire(self, waiter: NeighbourWaiter, hop: _Hop, lookup: Lookup) -> None:
@@ -130,7 +130,7 @@ class PendingNeighbours:
         if entry is not None and entry.state.is_valid:
             self.neighbour_changed(entry)
             return
-        lookup, _ = next(iter(self._waiting[hop].values()))
+        lookup, _ = next(iter(self.waiting[hop].values()))
         network.probe(*hop, self._destination_behind(lookup))
         self._set_probe_timer(hop)
 
@@ -140,7 +140,7 @@ class PendingNeighbours:
             return
         family = AF_INET if len(neighbour.ip) == 4 else AF_INET6
         hop = (family, neighbour.ifindex, neighbour.ip)
-        group = self._waiting.get(hop)
+        group = self.waiting.get(hop)
         if group is None:
             return
         self._close(hop)
@@ -150,6 +150,6 @@ class PendingNeighbours:
 
     def network_changed(self) -> None:
         """Interfaces, addresses or routes have changed: every wait starts over, or fails at once."""
-        waits = [(waiter, *wait) for group in self._waiting.values() for waiter, wait in group.items()]
+        waits = [(waiter, *wait) for group in self.waiting.values() for waiter, wait in group.items()]
         for waiter, lookup, timer in waits:
             waiter.network_changed(lookup, timer.when)

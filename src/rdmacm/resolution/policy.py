@@ -28,7 +28,7 @@ from rdmacm.explanation import Candidate
 from rdmacm.net.types import RouteEntry
 from rdmacm.resolution.hosts import HostView, LocalAddress, PortView
 from rdmacm.resolution.ipoib import IpoibPortView
-from rdmacm.verbs.enums import GidType, LinkLayer
+from rdmacm.verbs.enums import GidType, LinkLayer, TransportType
 
 __all__ = ["PREFERENCES", "RULES", "Preference", "Query", "Rule", "choose", "judge", "unusable_port"]
 
@@ -63,6 +63,8 @@ def _family(query: Query, candidate: LocalAddress) -> str | None:
 def _gid_type(query: Query, candidate: LocalAddress) -> str | None:
     gid_type = candidate.row.gid_type
     if gid_type is GidType.ROCE_V2 or isinstance(candidate.view, IpoibPortView):
+        return None
+    if candidate.view.device.transport_type is TransportType.IWARP:
         return None
     return f"GID type is {gid_type.name}, not ROCE_V2"
 

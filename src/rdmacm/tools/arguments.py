@@ -73,7 +73,11 @@ def add_port(parser: Parser, default: int) -> None:
 
 def add_provider(parser: Parser) -> None:
     """Add ``--provider``."""
-    parser.add_argument("--provider", metavar="NAME", help="The provider to use, such as soft.")
+    parser.add_argument(
+        "--provider",
+        metavar="NAME",
+        help="The provider to use: kernel, soft or auto, which is kernel where an RDMA device is usable.",
+    )
 
 
 def add_resolution_timeout(parser: Parser) -> None:

@@ -24,9 +24,10 @@ from rdmacm.tools.arguments import (
     integer_between,
 )
 from rdmacm.tools.connection import find_server
+from rdmacm.tools.core import core_line, core_name
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
-from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, bold, write, write_json
-from rdmacm.tools.serving import ServerProcess, announce, bind
+from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, bold, write, write_json
+from rdmacm.tools.serving import ServerProcess, announce, bind, own_host
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
@@ -50,9 +51,10 @@ PAGE = Page(
         both processes divided by the number of connections. The server reports its own memory in the private data of
         its answers.
 
-        With --json, writes one object: server, connections, mode, hold, steps (name, count, total_us, min, mean, p50,
-        p99 and max in microseconds), seconds, connections_per_second (both without disconnecting and destroying) and
-        memory (client_bytes and server_bytes of each connection; null without --hold).
+        With --json, writes one object: server, core (c or python; null on the kernel's devices), connections, mode,
+        hold, steps (name, count, total_us, min, mean, p50, p99 and max in microseconds), seconds,
+        connections_per_second (both without disconnecting and destroying) and memory (client_bytes and server_bytes
+        of each connection; null without --hold).
     """,
     examples=(
         ("rdmacm cmtime --local -c 1000", "Time a thousand connections to a second process on this machine."),
@@ -61,7 +63,7 @@ PAGE = Page(
         ("rdmacm cmtime -s storage-7 --json", "Time a hundred connections to another host."),
     ),
     see_also="cmtime(1), rdmacm rping, rdmacm perf",
-    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
+    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
 )
 
 #: Maximum number of connections that wait for an event at a time.
@@ -122,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         return _measure(args, args.server, args.port)
     if not args.local:
         return _serve(args)
-    host = args.bind or "127.0.0.1"
+    host = args.bind or own_host(args.provider)
     argv = ("cmtime", "-b", host, "-p", "0")
     with ServerProcess(*argv, timeout=args.timeout, provider=args.provider) as server:
         return _measure(args, host, server.port)
@@ -206,6 +208,8 @@ class _StepTimer:
         self.seconds: dict[str, float] = {}
         #: The server's resident memory in bytes, from each of its answers.
         self.server_memory: list[int] = []
+        #: Whether the answer to a request has established the connection, as on iWARP, which has no third message.
+        self._is_iwarp = False
         #: Returns the completion queue of a device.
         self._find_cq = find_cq
         self._waits = waits
@@ -217,10 +221,11 @@ class _StepTimer:
         batch: list[_TimedConnection] = []
         try:
             with self._timed("create id"):
+                at = time.perf_counter()
                 for _ in range(count):
-                    at = time.perf_counter()
                     batch.append(_TimedConnection(self.channel))
-                    self.steps["create id"].add(time.perf_counter() - at)
+                    before, at = at, time.perf_counter()
+                    self.steps["create id"].add(at - before)
             if source is not None:
                 self.step("bind addr", batch, lambda each: each.cmid.bind_addr(source))
             self.step(
@@ -237,8 +242,9 @@ class _StepTimer:
             )
             self.step("create qp", batch, self._create_qp)
             self.step("connect", batch, self._connect, CmEventType.CONNECT_RESPONSE)
-            self.step("modify qp", batch, self._make_ready)
-            self.step("establish", batch, lambda each: each.cmid.establish())
+            if not self._is_iwarp:
+                self.step("modify qp", batch, self._make_ready)
+                self.step("establish", batch, lambda each: each.cmid.establish())
         except BaseException:
             for each in batch:
                 self.destroy(each)
@@ -283,16 +289,18 @@ class _StepTimer:
         self._waits.progress = lambda: f"{begun} begun, {begun - len(under_way)} answered"
         with self._timed(name):
             samples = self.steps[name]
+            at = time.perf_counter()
             for each in batch:
-                at = time.perf_counter()
                 call(each)
+                before, at = at, time.perf_counter()
                 if outcome is None:
-                    samples.add(time.perf_counter() - at)
+                    samples.add(at - before)
                     continue
                 begun += 1
-                under_way[each.cmid] = at
+                under_way[each.cmid] = before
                 if len(under_way) >= _WINDOW:
                     take_event()
+                    at = time.perf_counter()
             while under_way and outcome is not None:
                 take_event()
 
@@ -307,9 +315,12 @@ class _StepTimer:
         self, under_way: dict[CmId, float], outcome: CmEventType, samples: Samples
     ) -> tuple[CmId, RdmaError] | None:
         """Take one event. Returns the id and the error of a resolution that timed out; raises any other error."""
-        with self._waits.until(partial(next_event, self.channel)) as event:
+        with self._waits.briefly(partial(next_event, self.channel)) as event:
             error = event.error
-            if event.type is outcome and not event.status:
+            kind = event.type
+            if kind is CmEventType.ESTABLISHED:
+                self._is_iwarp, kind = True, CmEventType.CONNECT_RESPONSE
+            if kind is outcome and not event.status:
                 at = under_way.pop(event.id, None)
                 if at is not None:
                     samples.add(time.perf_counter() - at)
@@ -410,11 +421,11 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
             raise
         finally:
             progress.close()
-    _report(args, server, timer, grown)
+    _report(args, server, channel.provider.name, timer, grown)
     return 0
 
 
-def _report(args: argparse.Namespace, server: str, timer: _StepTimer, grown: int) -> None:
+def _report(args: argparse.Namespace, server: str, provider: str, timer: _StepTimer, grown: int) -> None:
     mode = "concurrent" if args.concurrent else "serial"
     seconds = sum(spent for name, spent in timer.seconds.items() if name not in _TEARDOWN)
     memory = None
@@ -430,6 +441,7 @@ def _report(args: argparse.Namespace, server: str, timer: _StepTimer, grown: int
         write_json(
             {
                 "server": server,
+                "core": core_name(provider),
                 "connections": args.connections,
                 "mode": mode,
                 "hold": args.hold,
@@ -440,7 +452,7 @@ def _report(args: argparse.Namespace, server: str, timer: _StepTimer, grown: int
             }
         )
         return
-    write(_table(timer))
+    write(_table(timer) + core_line(provider))
     rate = args.connections / seconds
     write(f"{args.connections} connections to {server}, {mode}: {rate:,.0f} a second\n")
     if memory is not None:

@@ -138,7 +138,7 @@ class ToolConnection:
         if self.waits is None:
             self.cq.wait(None)
         else:
-            self.waits.until(self.cq.wait)
+            self.waits.briefly(self.cq.wait)
 
     def next(self) -> WC:
         """Return the next completion; raise the error of a failed one."""

@@ -21,6 +21,7 @@ from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import ProgressLine, size_text, time_text
 from rdmacm.tools.output import (
     COLOR_VARIABLE,
+    CORE_VARIABLE,
     PROVIDER_VARIABLE,
     Page,
     Parser,
@@ -30,7 +31,7 @@ from rdmacm.tools.output import (
     write_json,
 )
 from rdmacm.tools.perf_plan import Op, Plan, Result
-from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
+from rdmacm.tools.serving import ServerProcess, listening, own_host, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import AccessFlag, SendFlag, WROpcode
@@ -40,9 +41,10 @@ PAGE = Page(
     command="demo",
     summary="two processes connect, move data both ways and check it",
     description="""
-        Starts a second process on this machine, resolves localhost to its device, GID and path, connects, and moves
-        data: a SEND that is answered, an RDMA WRITE that the other process confirms by its CRC-32, an RDMA READ of
-        the same memory, a fetch-and-add and a compare-and-swap. Then it measures the throughput of WRITE and READ.
+        Starts a second process on this machine, resolves an address of this machine to its device, GID and path,
+        connects, and moves data: a SEND that is answered, an RDMA WRITE that the other process confirms by its CRC-32,
+        an RDMA READ of the same memory, a fetch-and-add and a compare-and-swap. Then it measures the throughput of
+        WRITE and READ.
         Shows the result of the resolution and its reason, the time of each step, and the outcome of each check.
 
         With --json, writes one object: resolution (as in 'rdmacm explain --json'), pid (of the second process), steps
@@ -53,7 +55,7 @@ PAGE = Page(
         ("rdmacm demo --pcap demo.pcapng", "Run it and capture the packets for Wireshark."),
     ),
     see_also="rdmacm explain, rdmacm rping, rdmacm perf",
-    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
+    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
 )
 
 #: Bytes of the RDMA WRITE and READ, and of the largest message.
@@ -82,19 +84,20 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run as the first process, or as the second."""
     if args.server:
-        with listening("localhost", 0, provider=args.provider) as listener:
+        with listening(own_host(args.provider, "localhost"), 0, provider=args.provider) as listener:
             serve_in_turn(listener, _serve)
         return 0
     # With a capture, move a fixed amount: a timed measurement would write hundreds of megabytes.
     seconds, count = (0.0, 4) if args.pcap else (_SECONDS, 0)
     plans = [Plan(op, _SIZE, 8, False, True, seconds, count) for op in (Op.WRITE, Op.READ)]
+    host = own_host(args.provider, "localhost")
     with ServerProcess("demo", "--server", timeout=args.timeout, provider=args.provider) as server:
-        cmid, explanation = find_server("localhost", server.port, provider=args.provider)
+        cmid, explanation = find_server(host, server.port, provider=args.provider)
         demonstration = _Demonstration(cmid, explanation, args.timeout)
         demonstration.run()
         throughput = [
             perf.measure(
-                find_server("localhost", server.port, provider=args.provider)[0],
+                find_server(host, server.port, provider=args.provider)[0],
                 plan,
                 args.timeout,
                 ProgressLine(),
@@ -114,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        write(_text(explanation, demonstration, throughput))
+        write(_text(host, explanation, demonstration, throughput))
     return 0
 
 
@@ -247,9 +250,9 @@ def _expect(is_right: bool, what: str, connection: ToolConnection) -> None:
 _WIDTH = 80
 
 
-def _text(explanation: Explanation, demonstration: _Demonstration, throughput: list[Result]) -> str:
+def _text(host: str, explanation: Explanation, demonstration: _Demonstration, throughput: list[Result]) -> str:
     chosen, path = explanation.chosen, explanation.path or {}
-    found = [("localhost", ", ".join(explanation.names))]
+    found = [(host, ", ".join(explanation.names))]
     if chosen is not None:
         found += [
             ("device", f"{chosen.device} port {chosen.port_num}, provider {explanation.provider}"),

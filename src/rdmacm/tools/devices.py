@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 from collections.abc import Sequence
 from socket import AF_INET, inet_ntop
 
+from rdmacm.errors import RdmaError
 from rdmacm.explain import devices
 from rdmacm.tools.arguments import add_provider
+from rdmacm.tools.core import core_line, core_name
 from rdmacm.tools.output import (
     COLOR_VARIABLE,
+    CORE_VARIABLE,
     PORTS_VARIABLE,
     PROVIDER_VARIABLE,
     Page,
@@ -18,10 +23,11 @@ from rdmacm.tools.output import (
     dim,
     table,
     write,
+    write_error,
     write_json,
 )
 from rdmacm.verbs.device import Device, GidEntry, Port
-from rdmacm.verbs.enums import GidType, LinkLayer
+from rdmacm.verbs.enums import GidType, LinkLayer, TransportType
 
 PAGE = Page(
     command="devices",
@@ -35,7 +41,14 @@ PAGE = Page(
         MTU is the largest payload of a packet, in bytes, that the port can send now. IPV4 is the address of an
         IPv4-mapped GID.
 
-        With --json, writes a list of objects: name, index, provider, node_type, transport_type, node_guid and ports.
+        The kernel's RDMA devices come first, with driver and firmware, if the host has some and its connection
+        manager can be used. A provider that is named lists its own devices only.
+
+        The last line says whether the software devices run with the compiled core.
+
+        With --json, writes a list of objects: name, index, provider, node_type, transport_type, node_guid, driver,
+        fw_ver (null without a driver, or without firmware), core (c or python; null for a device of the kernel) and
+        ports.
         A port has port_num, state, link_layer, max_mtu and active_mtu (in bytes; null when no packet fits), gids
         and pkeys (numbers). A GID has gid, gid_index, port_num, gid_type, ndev_name, ndev_ifindex and ipv4 (or
         null). Types and states are names of the verbs enumerations, such as ACTIVE and ROCE_V2.
@@ -45,7 +58,7 @@ PAGE = Page(
         ("rdmacm devices --json | jq -r '.[].name'", "Print only their names."),
     ),
     see_also="rdmacm explain, rdma_get_devices(3), ibv_devinfo(1), ip-address(8)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, COLOR_VARIABLE),
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
 )
 
 _LINK_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
@@ -60,7 +73,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the devices."""
-    found = devices(args.provider)
+    found = _found(args.provider)
     if args.json:
         write_json([device_json(device) for device in found])
     elif not found:
@@ -70,10 +83,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _found(provider: str | None) -> list[Device]:
+    """The devices of a provider; unless one is named, those of the kernel as well as the software devices."""
+    if provider or os.environ.get(PROVIDER_VARIABLE[0]):
+        return devices(provider)
+    try:
+        of_kernel = devices("kernel")
+    except RdmaError as error:
+        if error.errno != errno.ENODEV:  # the host has a connection manager, which may not be opened
+            write_error(f"without the kernel's devices: {error}")
+        of_kernel = []
+    return [*of_kernel, *devices("soft")]
+
+
 def _text(found: Sequence[Device]) -> str:
     ports = [(f"{device.name}/{port.port_num}", device, port) for device in found for port in device.ports]
+    has_driver = any(device.driver for device in found)
     summary = table(
-        ("DEVICE/PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"),
+        ("DEVICE/PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS", *(("DRIVER",) if has_driver else ())),
         [
             (
                 name,
@@ -82,22 +109,24 @@ def _text(found: Sequence[Device]) -> str:
                 str(port.active_mtu.bytes) if port.active_mtu else "",
                 device.guid_text,
                 " ".join(f"0x{pkey:04x}" for pkey in port.pkeys),
+                *((f"{device.driver} {device.fw_ver}".strip(),) if has_driver else ()),
             )
             for name, device, port in ports
         ],
         right=("MTU",),
     )
     gids = [
-        f"{bold(_heading(name, port, interface))}\n{_gid_table(entries)}"
-        for name, _, port in ports
+        f"{bold(_heading(name, port, interface))}\n{_gid_table(device, entries)}"
+        for name, device, port in ports
         for interface, entries in _by_interface(port).items()
     ]
-    return "\n".join([summary, *(gids or [f"{dim('no GIDs')}\n"])])
+    cores = sorted({core_line(device.provider, "devices") for device in found} - {""})
+    return "\n".join([summary, *(gids or [f"{dim('no GIDs')}\n"]), *cores])
 
 
 def _heading(name: str, port: Port, interface: str) -> str:
     if not interface:
-        return name
+        return name if port.link_layer is LinkLayer.INFINIBAND else f"{name}, interface in another network namespace"
     kind = "IPoIB interface" if port.link_layer is LinkLayer.INFINIBAND else "interface"
     return f"{name}, {kind} {interface}"
 
@@ -109,12 +138,18 @@ def _by_interface(port: Port) -> dict[str, list[GidEntry]]:
     return found
 
 
-def _gid_table(entries: Sequence[GidEntry]) -> str:
-    return table(
-        ("INDEX", "GID", "TYPE", "IPV4"),
-        [(str(entry.gid_index), str(entry.gid), _GID_TYPES[entry.gid_type], _ipv4(entry) or "") for entry in entries],
-        right=("INDEX",),
-    )
+def _gid_table(device: Device, entries: Sequence[GidEntry]) -> str:
+    is_iwarp = device.transport_type is TransportType.IWARP
+    rows = [
+        (
+            str(entry.gid_index),
+            str(entry.gid),
+            "iWARP" if is_iwarp else _GID_TYPES[entry.gid_type],
+            _ipv4(entry) or "",
+        )
+        for entry in entries
+    ]
+    return table(("INDEX", "GID", "TYPE", "IPV4"), rows, right=("INDEX",))
 
 
 def _ipv4(entry: GidEntry) -> str | None:
@@ -131,6 +166,9 @@ def device_json(device: Device) -> dict[str, object]:
         "node_type": device.node_type.name,
         "transport_type": device.transport_type.name,
         "node_guid": device.guid_text,
+        "driver": device.driver or None,
+        "fw_ver": device.fw_ver or None,
+        "core": core_name(device.provider),
         "ports": [_port_json(port) for port in device.ports],
     }
 

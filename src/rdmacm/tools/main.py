@@ -15,6 +15,7 @@ from rdmacm.interrupt import STATUS, exit_when_interrupted, raise_when_interrupt
 from rdmacm.tools.output import (
     ACM_VARIABLE,
     COLOR_VARIABLE,
+    CORE_VARIABLE,
     PORTS_VARIABLE,
     PROVIDER_VARIABLE,
     Page,
@@ -63,7 +64,7 @@ _PAGE = Page(
         ("rdmacm explain localhost 7471", "Explain how a program on this host would reach port 7471."),
     ),
     see_also="rdma_cm(7), ibv_devinfo(1), ip-route(8), ip-neighbour(8)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
 )
 
 
@@ -98,11 +99,12 @@ def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
     parser = Parser(_PAGE, [(name, _tool(name).PAGE.summary) for name in COMMANDS] if asks else ())
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="The command to run; see COMMANDS.")
     parser.add_argument("-h", "--help", action="help", help="Show this page.")
-    parser.add_argument("--version", action="store_true", help="Show the version.")
+    parser.add_argument("--version", action="store_true", help="Show the version, and which core runs.")
     if parser.parse_args([*own, *command]).version:
         from rdmacm import __version__
+        from rdmacm.proto import core
 
-        write(f"rdmacm {__version__}\n")
+        write(f"rdmacm {__version__}, {core.description()}\n")
         return None
     if not command:
         parser.error("no command is given")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections import deque
@@ -138,8 +139,11 @@ def size_text(size: int) -> str:
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 on systems without /proc."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
+        file = os.open("/proc/self/statm", os.O_RDONLY)
+        try:
+            pages = int(os.read(file, 256).split()[1])
+        finally:
+            os.close(file)
     except (OSError, ValueError, IndexError):
         return 0
     import resource

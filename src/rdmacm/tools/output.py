@@ -24,6 +24,7 @@ from rdmacm.proto.sa import PathData, PathRecord
 __all__ = [
     "ACM_VARIABLE",
     "COLOR_VARIABLE",
+    "CORE_VARIABLE",
     "PORTS_VARIABLE",
     "PROVIDER_VARIABLE",
     "Page",
@@ -63,9 +64,10 @@ _EXIT_STATUS = (
 )
 
 # The environment variables of several commands. A page lists those that its command uses.
-PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider.")
+PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider: kernel, soft or auto (the default).")
 PORTS_VARIABLE = ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas.")
 ACM_VARIABLE = ("RDMACM_ACM_RUNDIR", "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.")
+CORE_VARIABLE = ("RDMACM_CORE", "The core of the software devices: c, python or auto, which is c if installed.")
 COLOR_VARIABLE = ("NO_COLOR", "If set, terminal output is neither bold nor dim.")
 _LOG_VARIABLE = ("RDMACM_LOG", "Debug messages to standard error: debug, or some of id,cm,qp,resolution,device.")
 

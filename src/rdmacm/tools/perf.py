@@ -28,8 +28,9 @@ from rdmacm.tools.arguments import (
     seconds_between,
 )
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
+from rdmacm.tools.core import core_line, core_name
 from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
-from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write, write_json
+from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write, write_json
 from rdmacm.tools.perf_plan import (
     ACCESS,
     BATCHES,
@@ -43,7 +44,7 @@ from rdmacm.tools.perf_plan import (
     pack_answer,
     text,
 )
-from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
+from rdmacm.tools.serving import ServerProcess, listening, own_host, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import WC, QPType, SendFlag, WCStatus, WROpcode
@@ -69,10 +70,11 @@ PAGE = Page(
         4 KiB, 64 KiB and 1 MiB.
 
         On a terminal a line shows the progress once a second. With --json, writes a list of objects: type, op, size,
-        depth, mode (polling or blocking), kind (latency or bandwidth), count, lost (UC and UD, or null), received (of
-        the other direction with --bidirectional, or null), bytes (in both directions), seconds, latency_us (min,
-        mean, p50, p99 and max, or null), bytes_per_second, messages_per_second and intervals (with --interval, or
-        null: for each the seconds since the begin, count and bytes_per_second).
+        depth, mode (polling or blocking), kind (latency or bandwidth), core (c or python; null on the kernel's
+        devices), count, lost (UC and UD, or null), received (of the other direction with --bidirectional, or null),
+        bytes (in both directions), seconds, latency_us (min, mean, p50, p99 and max, or null), bytes_per_second,
+        messages_per_second and intervals (with --interval, or null: for each the seconds since the begin, count and
+        bytes_per_second).
     """,
     examples=(
         ("rdmacm perf", "Measure the table on this machine."),
@@ -83,7 +85,7 @@ PAGE = Page(
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
     see_also="ib_send_bw(1), ib_send_lat(1), rdmacm rping, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
+    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
 )
 
 #: Seconds of polling without a completion after which an end sleeps: the peer may have gone.
@@ -118,6 +120,14 @@ def add_arguments(parser: Parser) -> None:
         default=64,
         metavar="N",
         help="Outstanding operations when measuring bandwidth; with -a at most 8 MiB (default: %(default)s).",
+    )
+    parser.add_argument(
+        "-l",
+        "--post-list",
+        type=integer_between(1, MAX_DEPTH),
+        default=0,
+        metavar="N",
+        help="Operations that are posted together when measuring bandwidth (default: a fourth of --depth).",
     )
     parser.add_argument(
         "--seconds",
@@ -161,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
             serve_in_turn(listener, serve_client)
         return 0
     named = args.op or args.latency or args.blocking or args.size is not None or args.all or args.bidirectional
+    named = named or args.post_list
     if named or args.client is not None or qp_type is not QPType.RC:
         plans = _plans_of(args)
     else:
@@ -170,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
     if args.client is not None:
         _measure_all(args, args.client, args.port, plans)
         return 0
-    host = args.bind or "127.0.0.1"
+    host = args.bind or own_host(args.provider)
     argv = ("perf", "-s", "-b", host, "-p", "0", "--type", args.type)
     with ServerProcess(*argv, timeout=args.timeout, provider=args.provider) as server:
         _measure_all(args, host, server.port, plans)
@@ -192,10 +203,12 @@ def _plans_of(args: argparse.Namespace) -> list[Plan]:
         qp_type,
         args.bidirectional,
         args.interval,
+        args.post_list,
     )
     if not args.all:
         return [plan]
-    return [replace(plan, size=each, depth=min(args.depth, max(1, _SWEEP_BYTES // each))) for each in _SWEEP]
+    sweep = [replace(plan, size=each, depth=min(args.depth, max(1, _SWEEP_BYTES // each))) for each in _SWEEP]
+    return [replace(each, post_list=min(each.post_list, each.depth)) for each in sweep]
 
 
 def _default_plans(seconds: float, count: int, interval: float) -> list[Plan]:
@@ -305,7 +318,7 @@ def _serve_one_way(connection: ToolConnection, requests: _Requests) -> None:
     asked, receive = requests.plan, requests.receive
     answer = SendWR(_SENT, WROpcode.SEND, [requests.region.sge()], SendFlag.SIGNALED)
     while asked.op is not Op.SEND:  # only the client is active; wait for the end of the connection
-        connection.next()
+        _completions(connection, 1, asked.blocking)
     while True:
         received = sum(wc.wr_id == _RECV for wc in _completions(connection, 64, asked.blocking))
         if received:
@@ -332,11 +345,13 @@ def _serve_both_ways(connection: ToolConnection, requests: _Requests) -> None:
 
 def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Plan]) -> None:
     results: list[Result] = []
+    provider = ""
     progress = ProgressLine()
     show: Callable[[str], None] = (lambda _: None) if args.json else write
     try:
         for plan in plans:
             cmid, _ = find_server(host, port, source=args.bind, provider=args.provider, qp_type=plan.qp_type)
+            provider = cmid.channel.provider.name
             if results and perf_unreliable.fault_of(cmid, plan):  # the end of a sweep
                 cmid.destroy()
                 break
@@ -346,9 +361,9 @@ def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Pla
     finally:
         progress.close()
     if args.json:
-        write_json([result.as_dict() for result in results])
+        write_json([result.as_dict() | {"core": core_name(provider)} for result in results])
     else:
-        write(text(results))
+        write("\n".join(filter(None, (text(results), core_line(provider)))))
 
 
 @contextmanager

@@ -83,6 +83,8 @@ class Plan:
     bidirectional: bool = False
     #: Seconds from one report to the next; 0 for none.
     interval: float = 0.0
+    #: Work requests that the client posts together; 0 for a fourth of ``depth``.
+    post_list: int = 0
 
     @property
     def flags(self) -> _Flag:
@@ -101,7 +103,7 @@ class Plan:
     @property
     def batch(self) -> int:
         """Work requests that are posted together."""
-        return max(1, self.depth // BATCHES)
+        return self.post_list or max(1, self.depth // BATCHES)
 
     @property
     def fault(self) -> str:
@@ -113,6 +115,10 @@ class Plan:
             return f"nothing tells the latency of {self.op.name} over {kind}"
         if self.latency and self.bidirectional:
             return "latency has no second direction"
+        if self.post_list > self.depth:
+            return f"lists of {self.post_list} are longer than the depth of {self.depth}"
+        if self.post_list and (self.latency or self.bidirectional or self.qp_type is not QPType.RC):
+            return "lists can be chosen for the bandwidth of one direction over RC"
         return ""
 
     def pack(self, rkey: int = 0, address: int = 0) -> bytes:

@@ -22,6 +22,7 @@ from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_l
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
 from rdmacm.tools.output import (
+    CORE_VARIABLE,
     PROVIDER_VARIABLE,
     Page,
     Parser,
@@ -61,7 +62,7 @@ PAGE = Page(
         ("rdmacm rping -c -a storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
     ),
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE,),
+    environment=(PROVIDER_VARIABLE, CORE_VARIABLE),
 )
 
 #: A message of the protocol: address, rkey, size.

@@ -14,22 +14,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import AF_INET, inet_aton
 from types import TracebackType
 from typing import Self
 
-from rdmacm.address import format_address
+from rdmacm.address import InetAddr, format_address
 from rdmacm.cmid import CmId
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.net import open_network
+from rdmacm.provider import get_provider
 from rdmacm.tools.connection import DISCONNECT_TIMEOUT, PORT_SPACES, ToolConnection
 from rdmacm.tools.output import ReaderGoneError, write_error
 from rdmacm.tools.waiting import PeerWait
-from rdmacm.verbs.enums import QPType
+from rdmacm.verbs.enums import PortState, QPType
 
 __all__ = [
     "ServerProcess",
     "announce",
     "bind",
     "listening",
+    "own_host",
     "run_server_process",
     "serve",
     "serve_in_turn",
@@ -39,6 +43,26 @@ __all__ = [
 _MAX_CLIENTS = 64
 #: Seconds that a server process may take to end.
 _EXIT_TIMEOUT = 10.0
+
+
+def own_host(provider: str | None, default: str = "127.0.0.1") -> str:
+    """An address of this machine that a device of the provider has: ``default`` where the loopback interface has one.
+
+    Adapters have none there.
+    """
+    found = get_provider(provider)
+    if found.owner_of(InetAddr(AF_INET, inet_aton("127.0.0.1"))) is not None:
+        return default
+    ports = (port for device in found.devices() for port in device.ports if port.state is PortState.ACTIVE)
+    interfaces = {row.ndev_name for port in ports for row in port.gids}
+    network = open_network()
+    try:
+        indices = {interface.index for interface in network.interfaces() if interface.name in interfaces}
+        usable = [each for each in network.addresses() if each.usable and each.ifindex in indices]
+    finally:
+        network.close()
+    addresses = [InetAddr(each.family, each.ip) for each in usable]
+    return next((each.host for each in addresses if not each.is_link_local), default)
 
 
 # -- listeners -----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from rdmacm.tools.exchange import (
     complete,
     say,
 )
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write_json
+from rdmacm.tools.output import CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write_json
 from rdmacm.tools.serving import announce
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -70,7 +70,7 @@ PAGE = Page(
         ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE,),
+    environment=(PROVIDER_VARIABLE, CORE_VARIABLE),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
@@ -152,6 +152,8 @@ class _Exchange:
         self.cmid = cmid
         #: Whether the peer has disconnected.
         self.has_ended = False
+        #: Whether requests were flushed. The event that tells why may come after them.
+        self._is_flushed = False
         #: Number of messages received.
         self.received = 0
         #: The registered buffers: to send from first, to receive into last.
@@ -186,6 +188,9 @@ class _Exchange:
         self._cq.req_notify()
         while found := self._cq.poll(64):
             for wc in found:
+                if wc.status is WCStatus.WR_FLUSH_ERR and not self.has_ended:
+                    self._is_flushed = True
+                    continue
                 if wc.status is not WCStatus.SUCCESS:
                     raise self._failure(wc)
                 if wc.wr_id == SEND:
@@ -215,9 +220,9 @@ class _Exchange:
 
     def peer_has_ended(self) -> None:
         """Handle a disconnect by the peer; raises an error when messages are missing."""
-        self.take()  # messages that arrived before the disconnect
         self.has_ended = True
-        if self.received < self.endpoint.messages:
+        self.take()  # messages that arrived before the disconnect
+        if self._is_flushed or self.received < self.endpoint.messages:
             raise connection_ended(self.cmid.peer_addr_text)
 
     def close(self) -> None:
