@@ -5,6 +5,7 @@
 #     serve_rxe COMMAND...   the same in the background, returning when COMMAND listens; its output is /tmp/server.out
 #     serve_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
+#     finish_rping           the same for librdmacm's rping, whose status is random when all went well
 #     iwarp_network          make this network and another: siw0 on wa (10.0.1.1, fd00:0:0:2::1), and siw1 on wb
 #                            (10.0.1.2, fd00:0:0:2::2) in the namespace iwarp
 #     iwarp COMMAND...       run COMMAND in the namespace iwarp
@@ -186,6 +187,10 @@ finish() {
     cat /tmp/server.out
     return "$SERVER_STATUS"
 }
+
+# librdmacm's rping closes its event channel while its other thread waits there. If that thread sees it, it ends the
+# program with 255. The status of a client is as random.
+finish_rping() { finish || [ "$SERVER_STATUS" = 255 ]; }
 
 # record FILE, then recorded: capture the packets of the link in between. In immediate mode, as tcpdump otherwise reads
 # packets up to a second late. Each packet then takes -s bytes of the buffer of -B KiB.

@@ -62,7 +62,7 @@ def exchange(guest: Guest, device: str, ours: str, family: int, server: str, cli
 def test_rping(guest: Guest, family: int, device: str, ours: str) -> None:
     arguments = "-a @ -S 20000 -C 3 -v -V -p 7174"
     script = exchange(guest, device, ours, family, f"rping -s {arguments}", f"rping -c {arguments}")
-    check_three_pings(guest.run(f"{script}\nfinish", record=False))
+    check_three_pings(guest.run(f"{script}\nfinish_rping", record=False))
 
 
 @FAMILIES

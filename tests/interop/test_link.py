@@ -72,7 +72,6 @@ class TestImpairedLink:
         done = until_disconnected(
             guest,
             f"serve_soft {OURS} -s -a $SOFT6 -S 20000 -C 5 -v -V\n"
-            # Its status is random: two of its threads race for the last event.
             "rxe rping -c -a $SOFT6 -S 20000 -C 5 -v -V\n"
             "finish",
         )
@@ -85,7 +84,7 @@ class TestImpairedLink:
             guest,
             "serve_rxe rping -s -a $RXE4 -S 20000 -C 5 -v -V\n"
             f"soft {OURS} -c --timeout 60 -a $RXE4 -S 20000 -C 5 -v -V || exit\n"
-            "finish",
+            "finish_rping",
         )
         check_pings(done)
 

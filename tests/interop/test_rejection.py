@@ -58,7 +58,7 @@ def test_librdmacms_clients_are_rejected_without_a_listener(guest: Guest, family
         f"rxe rping -c -a $SOFT{family} -C 1; echo rping: $?\n"
         f"rxe ucmatose -s $SOFT{family}; echo ucmatose: $?\n"
         f"rxe rdma_client -s $SOFT{family}; echo rdma_client: $?\n"
-        f"rxe rping -c -a $SOFT{family} -p 7999 -C 1 -V || exit\n"
+        f"rxe rping -c -a $SOFT{family} -p 7999 -C 1 -V\n"
         "finish",
         timeout=180,
     )

@@ -32,7 +32,6 @@ def test_librdmacms_client_pings_our_server(guest: Guest, family: int, size: int
     """-V compares the data on the client's side; -v prints it on both."""
     done = guest.run(
         f"serve_soft {OURS} -s -a $SOFT{family} -S {size} -C 3 -v -V\n"
-        # Its status is random: two of its threads race for the last event.
         f"rxe rping -c -a $SOFT{family} -S {size} -C 3 -v -V\n"
         "finish"
     )
@@ -45,7 +44,7 @@ def test_our_client_pings_librdmacms_server(guest: Guest, family: int, size: int
     done = guest.run(
         f"serve_rxe rping -s -a $RXE{family} -S {size} -C 3 -v -V\n"
         f"soft {OURS} -c -a $RXE{family} -S {size} -C 3 -v -V || exit\n"
-        "finish"
+        "finish_rping"
     )
     check_three_pings(done)
 
@@ -57,6 +56,6 @@ def test_librdmacms_client_pings_the_example(guest: Guest, family: int) -> None:
 
 def test_the_example_pings_librdmacms_server(guest: Guest, family: int) -> None:
     done = guest.run(
-        f"serve_rxe rping -s -a $RXE{family} -C 3 -v -V\nsoft {EXAMPLE} -c -a $RXE{family} -C 3 -v || exit\nfinish"
+        f"serve_rxe rping -s -a $RXE{family} -C 3 -v -V\nsoft {EXAMPLE} -c -a $RXE{family} -C 3 -v || exit\nfinish_rping"
     )
     check_three_pings(done)
