@@ -349,10 +349,10 @@ void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
 }
 
 void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now) {
-    if (!port->acks)
-        return;
+    if (!port->acks || (has_result && port->service))
+        return; /* the thread sends them if the caller does not come back */
     port->deferrals += has_result;
-    if (!(has_result && (port->may_defer_acks || port->service)))
+    if (!(has_result && port->may_defer_acks))
         rdmacm_port_acknowledge(port, now);
 }
 

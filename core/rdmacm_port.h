@@ -171,8 +171,8 @@ struct rdmacm_port {
     int recent;  /* the descriptor where the last packet arrived; -1: none */
     int poll_fd; /* an epoll descriptor of all descriptors that the owner reads */
     bool is_enabled;     /* false: every packet is the owner's */
-    bool may_defer_acks; /* whether somebody sends them soon if the caller does not come back */
-    uint64_t deferrals;  /* how often an ACK was deferred, or would have been if it were allowed */
+    bool may_defer_acks; /* whether somebody but `service` sends them soon if the caller does not come back */
+    uint64_t deferrals;  /* how often one was deferred for that, or would have been if it were allowed */
     _Atomic(uint64_t) calls; /* of those who make progress */
     uint64_t taken; /* datagrams that the core has processed, or the first packets of them */
     unsigned busy_calls;

@@ -146,6 +146,18 @@ def test_list_is_one_train_and_keeps_its_order(ends: tuple[End, End]) -> None:
     assert client.taken - before < 16, "the receives came in trains"
 
 
+def test_deferred_acks_are_left_to_the_thread_of_the_core(ends: tuple[End, End]) -> None:
+    """If they were counted, the helper would take the lock every 2 ms, and compete with the application for it."""
+    left, right = ends
+    mux = left.backend._mux
+    before = mux.deferrals
+    for one, other in ((left, right), (right, left)) * 8:
+        other.receive()
+        one.send(b"hello")
+        other.completions()
+    assert mux.deferrals == before
+
+
 def test_ipv6() -> None:
     with CmId() as listener:
         listener.bind_addr(("::1", 0))

@@ -56,6 +56,8 @@ def test_librdmacms_client_pings_the_example(guest: Guest, family: int) -> None:
 
 def test_the_example_pings_librdmacms_server(guest: Guest, family: int) -> None:
     done = guest.run(
-        f"serve_rxe rping -s -a $RXE{family} -C 3 -v -V\nsoft {EXAMPLE} -c -a $RXE{family} -C 3 -v || exit\nfinish_rping"
+        f"serve_rxe rping -s -a $RXE{family} -C 3 -v -V\n"
+        f"soft {EXAMPLE} -c -a $RXE{family} -C 3 -v || exit\n"
+        "finish_rping"
     )
     check_three_pings(done)

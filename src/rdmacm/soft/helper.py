@@ -9,7 +9,7 @@ the requests that this process had left to other processes of the host, if none 
 
 A caller may defer ACKs to its next call (:meth:`QPMultiplexer.progress`), which may never come. So ACKs are deferred
 only while the helper checks at short intervals, which it does when callers have deferred any; it then sends those whose
-caller has not come back.
+caller has not come back. The thread of the compiled core does this for the connections of the core.
 """
 
 from __future__ import annotations

@@ -441,6 +441,7 @@ class QPMultiplexer:
                 self._take_turns(now)
                 self._request_call()
             return
+        self.pending_acks.pop(qp, None)  # it goes with the request
         try:
             sent = qp.transmit(now, _TURN)
         except BaseException as error:

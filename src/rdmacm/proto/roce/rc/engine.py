@@ -229,10 +229,11 @@ class RcEngine(RcState):
             limit -= responder.packets(self, out, limit)
         if has_requests:
             requester.packets(self, out, now, limit - has_ack)
-        if self.ack_psn >= 0:
-            out.end_single()
+        if self.ack_psn >= 0 and not out.is_single:
             responder.packets(self, out, 1)
         datagrams = out.close()
+        if self.ack_psn >= 0:  # two calls cost less than a train of two packets
+            datagrams.append((responder.lone_ack(self), 0))
         if has_responses and self.may_use_core:  # it does not begin with responses that are to be sent
             self._begin_core()
         return datagrams

@@ -437,7 +437,7 @@ def _take_ack(rc: RcState) -> bytes:
 
 
 def lone_ack(rc: RcState) -> list[Buffer]:
-    """The ACK or NAK of ``ack_psn``, sealed: nothing else has to be sent."""
+    """The ACK or NAK of ``ack_psn``, sealed as a packet that is sent alone."""
     packet, icrc = _take_ack(rc), rc.icrc_out
     return [packet, ICRC_STRUCT.pack(crc32(packet, icrc.base ^ icrc.lengths[len(packet) + ICRC_LENGTH]))]
 

@@ -57,10 +57,10 @@ class Trains:
         self._buffers = []
         self._count = 0
 
-    def end_single(self) -> None:
-        """Let no packet join the open train if that has only one: two calls cost less than a train of two packets."""
-        if self._count == 1 and not self._datagrams:
-            self._left = 0
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one packet so far."""
+        return self._count == 1 and not self._datagrams
 
     def add(self, headers: bytes, pieces: Sequence[Buffer], size: int, *, twice: bool = False) -> None:
         """Add a packet: its headers, its payload with the padding, and its bytes in all with the ICRC.
