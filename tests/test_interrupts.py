@@ -325,9 +325,13 @@ def take_turns(client: Client, interrupts: Interrupts) -> None:
 
 
 def used_by() -> tuple[int, int, int]:
-    """Queue pairs, ids and descriptors in use."""
+    """Queue pairs, ids and descriptors in use, without connections to other processes that share the UDP port."""
     host = open_provider().host
-    return len(host.mux), host.bound_ids, len(os.listdir("/proc/self/fd"))
+    with host.runtime.lock:
+        wire = host.mux.wire
+        assert isinstance(wire, UdpWire)
+        shared = len(wire._sender._connections) + sum(len(receiver._senders) for receiver in wire._receivers)
+        return len(host.mux), host.bound_ids, len(os.listdir("/proc/self/fd")) - shared
 
 
 def await_release(used: tuple[int, int, int]) -> None:

@@ -312,6 +312,25 @@ def test_forwarding_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> 
         sock.close()
 
 
+@linux_only
+def test_forwarding_connections_to_ended_processes_are_closed() -> None:
+    """The next connection closes them."""
+    name = f"rdmacm-test-{threading.get_native_id()}"
+    listeners = [bind_name(f"{name}-{number}") for number in range(3)]
+    sender = ForwardSender()
+    packet = memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4)
+    for number in range(2):
+        listeners[number].listen()
+        assert sender.send(f"{name}-{number}", packet) is Delivery.SENT
+    listeners[0].close()
+    listeners[2].listen()
+    assert sender.send(f"{name}-2", packet) is Delivery.SENT
+    assert list(sender._connections) == [f"{name}-1", f"{name}-2"]
+    sender.close()
+    for sock in listeners[1:]:
+        sock.close()
+
+
 def test_what_is_kept_of_peers_is_limited() -> None:
     fabric = Fabric()
     host = fabric.host("a", "10.0.0.1")

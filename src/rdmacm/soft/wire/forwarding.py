@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import struct
 import time
@@ -226,10 +227,20 @@ class ForwardSender:
         except OSError:
             sock.close()
             raise
+        self._drop_ended()
         if len(self._connections) >= _MAX_CONNECTIONS:
             self._connections.popitem(last=False)[1].close()
         self._connections[name] = sock
         return sock
+
+    def _drop_ended(self) -> None:
+        """Close the connections to processes that have ended. Most names are random, so they are not used again."""
+        names = {sock.fileno(): name for name, sock in self._connections.items()}
+        poll = select.poll()
+        for fd in names:
+            poll.register(fd, 0)
+        for fd, _ in poll.poll(0):  # POLLHUP
+            self._connections.pop(names[fd]).close()
 
     def close(self) -> None:
         """Close all connections."""
