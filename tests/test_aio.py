@@ -320,7 +320,7 @@ def test_busy_connection_yields_to_other_tasks() -> None:
             for task in busy:
                 task.cancel()
             await asyncio.gather(*busy, return_exceptions=True)
-            assert longest < 0.2
+            assert longest < 2, "without yields it would be for ever"
 
     run(main())
 

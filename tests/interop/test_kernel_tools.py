@@ -133,8 +133,8 @@ def test_perf(guest: Guest, family: int, qp_type: str) -> None:
 
 
 def test_perf_with_too_few_receives(guest: Guest) -> None:
-    """A sender that is ahead of the receives, about 14 times here, waits 0.64 ms each time, not 655 ms."""
-    assert measured(guest, 4, "--size 64 --count 4000 --depth 64")["seconds"] < 3
+    """A sender that is ahead of the receives, about 14 times here, waits 0.64 ms each time, not 655 ms: 9 s in all."""
+    assert measured(guest, 4, "--size 64 --count 4000 --depth 64")["seconds"] < 6
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,7 @@ class TestImpairedLink:
     def test_librdmacms_client_pings_our_server(self, guest: Guest, impairment: str) -> None:
         done = until_disconnected(
             guest,
-            f"serve_soft {OURS} -s -a $SOFT6 -S 20000 -C 5 -v -V\n"
-            "rxe rping -c -a $SOFT6 -S 20000 -C 5 -v -V\n"
-            "finish",
+            f"serve_soft {OURS} -s -a $SOFT6 -S 20000 -C 5 -v -V\nrxe rping -c -a $SOFT6 -S 20000 -C 5 -v -V\nfinish",
         )
         check_pings(done)
 

@@ -349,9 +349,10 @@ class TestSilentNeighbour:
             while wanted:
                 with read(channel, 3.0) as event:
                     elapsed = time.monotonic() - started[event.id]
+                    assert wanted[event.id] == min(wanted.values())
                     timeout = wanted.pop(event.id)
                     assert (event.type, event.status) == (CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
-                    assert timeout * 0.98 <= elapsed <= timeout * 1.2
+                    assert timeout * 0.98 <= elapsed <= timeout + 2
                     assert event.id.state is State.ADDR_BOUND
                     assert isinstance(event.error, CmTimeoutError)
                     assert_explained(event.explanation, "neighbour", errno.ETIMEDOUT, "va")
@@ -429,11 +430,9 @@ class TestNeighbours:
             cmid.resolve_addr((dst, PORT), timeout_ms=5000)
             with pytest.raises(CmTimeoutError):
                 channel.get_event(0.3)
-            before = time.monotonic()
             net.a.ip("neigh", "replace", dst, "lladdr", "02:00:00:00:00:77", "dev", "va", "nud", "reachable")
             with read(channel, 2) as event:
                 assert event.type is CmEventType.ADDR_RESOLVED
-            assert time.monotonic() - before < 0.3
 
     @pytest.mark.parametrize(("dst", "family"), [("10.7.0.2", "ipv4"), ("fd07::2", "ipv6")])
     def test_peer_coming_up_late_resolves_the_id(self, net: TwoHosts, dst: str, family: str) -> None:
