@@ -92,7 +92,7 @@ def test_progress_clears_the_readiness_of_a_cancelled_timer() -> None:
     runtime = make_runtime()
     pollable = runtime.pollable()
     with runtime.lock:
-        fd = pollable.fileno()
+        fd = pollable.fileno(False)
         timer = runtime.call_at(time.monotonic() + 0.02, lambda _: None)
         timer.cancel()
         assert runtime.next_deadline() is None

@@ -24,7 +24,6 @@ from rdmacm.kernel.abi import Command, Response
 from rdmacm.kernel.descriptors import Descriptors
 from rdmacm.kernel.ucma import Ucma
 from rdmacm.multicast import GroupJoin
-from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.runtime import Runtime
 from rdmacm.protection import run_finalizers
 from rdmacm.provider import QueuedEvent
@@ -72,7 +71,7 @@ class KernelQueue:
         #: The ids whose events come here.
         self.ids: dict[QueueMember, None] = {}
         #: For a queue that the provider reads: the descriptor for its reader.
-        self._pollable: Pollable | None = None
+        self._pollable = runtime.pollable()
         #: Whether the file's descriptor was given out.
         self._is_polled = False
         #: The id that makes the descriptor readable, while its event is in the kernel; None for none.
@@ -93,8 +92,7 @@ class KernelQueue:
             event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
             if event.join is not None:
                 event.join._reported()
-            if not self._events and self._pollable is not None:
-                self._pollable.signal(False)
+            self._pollable.signal(bool(self._events))
         return event
 
     def _fetch(self) -> QueuedEvent | None:
@@ -141,8 +139,7 @@ class KernelQueue:
 
     def _add(self, event: QueuedEvent) -> None:
         self._events.append(event)
-        if self._pollable is not None:
-            self._pollable.signal(True)
+        self._pollable.signal(True)
         if self.notify is not None:
             self.notify()
 
@@ -188,11 +185,7 @@ class KernelQueue:
                 self._is_polled = True
                 self._ring()
                 return self.ucma.fd
-            if self._pollable is None:
-                self._pollable = self._runtime.pollable()
-            fd = self._pollable.fileno()
-            self._pollable.signal(bool(self._events))
-            return fd
+            return self._pollable.fileno(bool(self._events))
 
     def _ring(self) -> None:
         """Make the descriptor readable while events wait in this process, if someone may poll it.
@@ -252,8 +245,7 @@ class KernelQueue:
             self._descriptors.unwatch(self.ucma.fd)
             self.ucma.close()
             self._events.clear()
-            if self._pollable is not None:
-                self._pollable.close()
+            self._pollable.close()
             self._runtime.waiters.wake()
         self._runtime.release(self)
         run_finalizers()  # with the last channel the devices of its ids are closed

@@ -49,8 +49,13 @@ class Pollable:
         #: The provider's descriptors that the epoll descriptor watches.
         self._fds: tuple[int, ...] = ()
 
-    def fileno(self) -> int:
-        """The descriptor; made by the first call."""
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a descriptor."""
+        return self._wake is not None
+
+    def fileno(self, on: bool) -> int:
+        """The descriptor, which the first call makes. ``on``: see :meth:`signal`."""
         source = self._source
         if self._wake is None:
             self._wake = Wake()
@@ -63,10 +68,11 @@ class Pollable:
                     self._epoll.register(self._timer.fd, select.EPOLLIN)
                 self.watch()
                 self.rearm(source.next_deadline())
+        self.signal(on)
         return self._wake.fd if self._epoll is None else self._epoll.fileno()
 
     def signal(self, on: bool) -> None:
-        """Set whether the owner has something to read."""
+        """Set whether the owner has something to read. Without a descriptor, nothing."""
         if self._wake is not None and self._wake.raised is not on:
             if on:
                 self._wake.set()

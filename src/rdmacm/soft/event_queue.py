@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
 from rdmacm.multicast import GroupJoin
-from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.runtime import Runtime
 from rdmacm.provider import Owner, QueuedEvent
 
@@ -39,8 +38,7 @@ class SoftQueue:
         self._runtime = runtime
         #: Oldest first.
         self._events: deque[QueuedEvent | PendingRequest] = deque()
-        #: Made by the first :meth:`fileno`.
-        self._pollable: Pollable | None = None
+        self._pollable = runtime.pollable()
         self._closed = False
         #: Called after an event is added.
         self.notify: Callable[[], None] | None = None
@@ -56,8 +54,7 @@ class SoftQueue:
         if self._closed:
             return
         self._events.append(event)
-        if self._pollable is not None:
-            self._pollable.signal(True)
+        self._pollable.signal(True)
         waiters = self._runtime.waiters
         if waiters.polling:
             waiters.wake()
@@ -87,7 +84,7 @@ class SoftQueue:
             kept = deque(e for e in self._events if isinstance(e, PendingRequest) or e.join is not join)
             if len(kept) != len(self._events):
                 self._events = kept
-                self._signal()
+                self._pollable.signal(bool(kept))
 
     def take_all(self, owner: object) -> list[QueuedEvent | PendingRequest]:
         """As :meth:`take`, with the requests that have no id yet."""
@@ -97,7 +94,7 @@ class SoftQueue:
             taken = [event for event in self._events if event.owner is owner]
             if taken:
                 self._events = deque(event for event in self._events if event.owner is not owner)
-                self._signal()
+                self._pollable.signal(bool(self._events))
             return taken
 
     def get(self, timeout: float | None) -> QueuedEvent | None:
@@ -122,23 +119,14 @@ class SoftQueue:
                 if found.join is not None:
                     found.join._reported()
                 break
-        if self._pollable is not None:
-            self._signal()
+        self._pollable.signal(bool(self._events))
         return found
-
-    def _signal(self) -> None:
-        if self._pollable is not None:
-            self._pollable.signal(bool(self._events))
 
     def fileno(self) -> int:
         with self._runtime.lock:
             if self._closed:
                 return -1
-            if self._pollable is None:
-                self._pollable = self._runtime.pollable()
-            fd = self._pollable.fileno()
-            self._signal()
-            return fd
+            return self._pollable.fileno(bool(self._events))
 
     def close(self) -> None:
         with self._runtime.lock:
@@ -148,7 +136,6 @@ class SoftQueue:
                 waiting.destroy()
             self._closed = True
             self._events.clear()
-            if self._pollable is not None:
-                self._pollable.close()
+            self._pollable.close()
             self._runtime.waiters.wake()
         self._runtime.release(self)

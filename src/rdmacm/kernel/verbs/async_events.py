@@ -15,7 +15,6 @@ from rdmacm.verbs.enums import EventType
 
 if TYPE_CHECKING:
     from rdmacm.kernel.verbs.opened import OpenedDevice
-    from rdmacm.progress.pollable import Pollable
 
 __all__ = ["MAX_EVENTS", "KernelAsyncQueue"]
 
@@ -32,8 +31,7 @@ class KernelAsyncQueue:
         self._opened = opened
         #: Each event of an owner once, oldest first. Owners are compared by identity, which the values keep alive.
         self._events: OrderedDict[tuple[int, EventType], tuple[EventType, object]] = OrderedDict()
-        #: Made by the first :meth:`fileno`.
-        self._pollable: Pollable | None = None
+        self._pollable = opened.runtime.pollable()
         self._closed = False
         with opened.runtime.lock:
             opened.sinks.add(self)
@@ -44,7 +42,7 @@ class KernelAsyncQueue:
         self._events.setdefault((_key(owner), event), (event, owner))
         if len(self._events) > MAX_EVENTS:
             self._events.popitem(last=False)
-        self._signal()
+        self._pollable.signal(bool(self._events))
         self._opened.runtime.waiters.wake()
 
     def forget(self, owner: object) -> None:
@@ -52,7 +50,7 @@ class KernelAsyncQueue:
             wanted = _key(owner)
             for key in [key for key in self._events if key[0] == wanted]:
                 del self._events[key]
-            self._signal()
+            self._pollable.signal(bool(self._events))
 
     def _pop(self) -> tuple[EventType, object] | None:
         if self._closed or self._opened.abandoned:
@@ -63,7 +61,7 @@ class KernelAsyncQueue:
                 raise self._opened.gone("get_async_event")
             return None
         _, found = self._events.popitem(last=False)
-        self._signal()
+        self._pollable.signal(bool(self._events))
         return found
 
     def get(self, timeout: float | None) -> tuple[EventType, object] | None:
@@ -73,24 +71,16 @@ class KernelAsyncQueue:
         with self._opened.runtime.lock:
             if self._closed:
                 return -1
-            if self._pollable is None:
+            if not self._pollable.is_open:
                 self._opened.check("async_fd")
-                self._pollable = self._opened.runtime.pollable()
-            fd = self._pollable.fileno()
-            self._signal()
-            return fd
-
-    def _signal(self) -> None:
-        if self._pollable is not None:
-            self._pollable.signal(bool(self._events))
+            return self._pollable.fileno(bool(self._events))
 
     def close(self) -> None:
         with self._opened.runtime.lock:
             if not self._closed:
                 self._closed = True
                 self._events.clear()
-                if self._pollable is not None:
-                    self._pollable.close()
+                self._pollable.close()
                 self._opened.runtime.waiters.wake()
 
 

@@ -31,7 +31,6 @@ from rdmacm.protection import deferred_finalizers, finalize, run_finalizers
 from rdmacm.verbs.enums import WC, EventType, WCFlag, WCOpcode, WCStatus
 
 if TYPE_CHECKING:
-    from rdmacm.progress.pollable import Pollable
     from rdmacm.verbs.backend import AsyncEvents
 
 __all__ = ["KernelCQ", "KernelChannel", "KernelWC"]
@@ -125,8 +124,7 @@ class KernelChannel:
         self._opened = opened
         #: The queues that have reported, oldest first.
         self._events: deque[KernelCQ] = deque()
-        #: Made by the first :meth:`fileno`.
-        self._pollable: Pollable | None = None
+        self._pollable = opened.runtime.pollable()
         self._closed = True
         #: The identities of the queues that report here.
         self._cqs: set[int] = set()
@@ -171,14 +169,14 @@ class KernelChannel:
     def post(self, cq: KernelCQ) -> None:
         """Add the event of a queue that the program has armed. The lock is held."""
         self._events.append(cq)
-        self._signal()
+        self._pollable.signal(bool(self._events))
         self._opened.runtime.waiters.wake()
 
     def forget(self, cq: KernelCQ) -> None:
         """Drop the events of a queue that is being destroyed. The lock is held."""
         if cq in self._events:
             self._events = deque(other for other in self._events if other is not cq)
-            self._signal()
+            self._pollable.signal(bool(self._events))
 
     def _take(self) -> KernelCQ | None:
         if self._closed or self._opened.abandoned:
@@ -190,7 +188,7 @@ class KernelChannel:
                 raise self._opened.gone("get_cq_event")
             return None
         cq = self._events.popleft()
-        self._signal()
+        self._pollable.signal(bool(self._events))
         return cq
 
     def get(self, timeout: float | None) -> object | None:
@@ -201,16 +199,9 @@ class KernelChannel:
         with self._opened.runtime.lock:
             if self._closed:
                 return -1
-            if self._pollable is None:
+            if not self._pollable.is_open:
                 self._opened.check("fileno")
-                self._pollable = self._opened.runtime.pollable()
-            fd = self._pollable.fileno()
-            self._signal()
-            return fd
-
-    def _signal(self) -> None:
-        if self._pollable is not None:
-            self._pollable.signal(bool(self._events))
+            return self._pollable.fileno(bool(self._events))
 
     def close(self) -> None:
         opened = self._opened
@@ -219,8 +210,7 @@ class KernelChannel:
                 return
             self._closed = True
             self._events.clear()
-            if self._pollable is not None:
-                self._pollable.close()
+            self._pollable.close()
             if not opened.abandoned:
                 if not opened.removed:
                     opened.channel_fds.discard(self.fd)

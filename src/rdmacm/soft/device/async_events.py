@@ -16,7 +16,6 @@ from rdmacm.verbs.enums import EventType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdmacm.progress.pollable import Pollable
     from rdmacm.progress.runtime import Runtime
 
 __all__ = ["MAX_EVENTS", "SoftAsyncQueue"]
@@ -57,8 +56,7 @@ class SoftAsyncQueue:
         self._events_of: dict[object, dict[EventType, int]] = {}
         #: The number of the last event.
         self._number = 0
-        #: Made by the first :meth:`fileno`.
-        self._pollable: Pollable | None = None
+        self._pollable = runtime.pollable()
         self._closed = False
 
     def post(self, owner: object, event: EventType) -> None:
@@ -70,8 +68,7 @@ class SoftAsyncQueue:
         self._events[self._number] = event, owner
         if len(self._events) > MAX_EVENTS:
             self._take_oldest()
-        if self._pollable is not None:
-            self._pollable.signal(True)
+        self._pollable.signal(True)
         waiters = self._runtime.waiters
         if waiters.polling:
             waiters.wake()
@@ -90,7 +87,7 @@ class SoftAsyncQueue:
             with self._runtime.lock:
                 for number in self._events_of.pop(owner, {}).values():
                     self._events.pop(number, None)
-                self._signal()
+                self._pollable.signal(bool(self._events))
 
     def _pop(self) -> tuple[EventType, object] | None:
         if self._closed or self._runtime.abandoned:
@@ -99,7 +96,7 @@ class SoftAsyncQueue:
         if not self._events:
             return None
         found = self._take_oldest()
-        self._signal()
+        self._pollable.signal(bool(self._events))
         return found
 
     def get(self, timeout: float | None) -> tuple[EventType, object] | None:
@@ -130,19 +127,12 @@ class SoftAsyncQueue:
         with self._runtime.lock:
             if self._closed:
                 return -1
-            if self._pollable is None:
+            if not self._pollable.is_open:
                 self._runtime.check_fork("async_fd")
                 if self._keep_open:
                     self._open()
                 self._look()
-                self._pollable = self._runtime.pollable()
-            fd = self._pollable.fileno()
-            self._signal()
-            return fd
-
-    def _signal(self) -> None:
-        if self._pollable is not None:
-            self._pollable.signal(bool(self._events))
+            return self._pollable.fileno(bool(self._events))
 
     def close(self) -> None:
         with self._runtime.lock:
@@ -151,7 +141,6 @@ class SoftAsyncQueue:
             self._closed = True
             self._events.clear()
             self._events_of.clear()
-            if self._pollable is not None:
-                self._pollable.close()
+            self._pollable.close()
             self._runtime.waiters.wake()
         self._runtime.release(self)

@@ -74,9 +74,7 @@ class SoftChannel:
         with self._runtime.lock:
             if self._closed:
                 return -1
-            fd = self._pollable.fileno()
-            self._pollable.signal(bool(self._events))
-            return fd
+            return self._pollable.fileno(bool(self._events))
 
     def close(self) -> None:
         with self._runtime.lock:
