@@ -336,6 +336,8 @@ void rdmacm_port_take_turns(struct rdmacm_port *port, double now) {
         rdmacm_port_see_timer(conn);
         left -= sent < left ? (sent ? sent : 1) : left;
     }
+    if (port->ready && port->service)
+        rdmacm_service_look_soon(port);
 }
 
 void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
@@ -349,8 +351,12 @@ void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
 }
 
 void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now) {
-    if (!port->acks || (has_result && port->service))
-        return; /* the thread sends them if the caller does not come back */
+    if (!port->acks)
+        return;
+    if (has_result && port->service) {
+        rdmacm_service_look_soon(port); /* it sends them if the caller does not come back */
+        return;
+    }
     port->deferrals += has_result;
     if (!(has_result && port->may_defer_acks))
         rdmacm_port_acknowledge(port, now);

@@ -197,4 +197,10 @@ void rdmacm_service_see_deadline(struct rdmacm_port *port, double when) {
         rdmacm_service_wake(port);
 }
 
+void rdmacm_service_look_soon(struct rdmacm_port *port) {
+    if (port->service->until > 0)
+        rdmacm_service_wake(port);
+    port->service->until = 0;
+}
+
 void rdmacm_service_heard(struct rdmacm_port *port) { atomic_store(&port->service->is_signalled, false); }

@@ -157,6 +157,8 @@ peer.accept()
 while True:
     for wc in peer.recv_cq.poll(1):
         peer.post_recv(wc.wr_id, memory)
+        if wc.byte_len == 2:
+            time.sleep(0.05)
         if wc.byte_len == 1:  # the application computes without calling the library
             until = time.monotonic() + 3
             while time.monotonic() < until:
@@ -165,7 +167,9 @@ while True:
 """
 
 
-def test_helper_sends_the_ack_while_the_application_computes() -> None:
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_ack_is_sent_while_the_application_computes(pause: float) -> None:
+    """After a pause of both ends, the threads that may send it are asleep when the application polls again."""
     command = [sys.executable, "-c", _BUSY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), text=True) as server:
         assert server.stdout is not None
@@ -176,6 +180,9 @@ def test_helper_sends_the_ack_while_the_application_computes() -> None:
                 for number in range(300):
                     client.cmid.post_send(number, b"go on", flags=FLAGS)
                     assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
+                client.cmid.post_send(0, b"..", flags=FLAGS)
+                assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
+                time.sleep(pause)
                 began = time.monotonic()
                 client.cmid.post_send(0, b".", flags=FLAGS)
                 assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
