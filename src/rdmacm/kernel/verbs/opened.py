@@ -143,7 +143,7 @@ class OpenedDevice:
         self._parts: dict[int, Part] = {}
         #: One item for each call that uses the context or a part, while it is in progress.
         self.calls: list[None] = []
-        #: One item while the context is open. Whoever pops it closes the context.
+        #: One item while the context is open. The thread that pops it closes the context.
         self._open_token: list[None] = [None]
         #: Elements that a request may have.
         self.max_sge = 0
