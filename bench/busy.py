@@ -34,20 +34,22 @@ def queue(cq: CQ | None) -> CQ:
 
 def serve(listener: CmId) -> None:
     """Wait for messages, and compute after each until the client writes to memory that this is enough."""
-    peer = listener.get_request(10)
-    peer.create_qp()
-    memory = bytearray(SIZE)
-    region, inbox = MR(peer.pd, memory, ACCESS), peer.reg_msgs(bytearray(1))
-    for _ in range(2):
-        peer.post_recv(0, inbox)
-    peer.accept()
-    peer.post_send(0, DESCRIPTOR.pack(region.addr, region.rkey), flags=SendFlag.INLINE | SendFlag.SIGNALED)
-    while memory[0] != QUIT:
-        while not queue(peer.recv_cq).poll(1):
-            queue(peer.recv_cq).wait(10)
-        peer.post_recv(0, inbox)
-        while memory[0] == COMPUTE:
-            pass
+    with listener.get_request(10) as peer:  # its end sends the ACKs that are left
+        peer.create_qp()
+        memory = bytearray(SIZE)
+        region, inbox = MR(peer.pd, memory, ACCESS), peer.reg_msgs(bytearray(1))
+        for _ in range(2):
+            peer.post_recv(0, inbox)
+        peer.accept()
+        peer.post_send(0, DESCRIPTOR.pack(region.addr, region.rkey), flags=SendFlag.INLINE | SendFlag.SIGNALED)
+        while True:
+            while not queue(peer.recv_cq).poll(1):
+                queue(peer.recv_cq).wait(10)
+            if memory[0] == QUIT:
+                return
+            peer.post_recv(0, inbox)
+            while memory[0] == COMPUTE:
+                pass
 
 
 class Client:

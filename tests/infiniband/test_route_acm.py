@@ -125,12 +125,12 @@ def test_destroy_during_the_request_suppresses_the_event(
 
     with Daemon(rundir, behave), EventChannel(a.provider) as channel:
         cmid = resolved(a, b, channel)
-        cmid.resolve_route(200)
+        cmid.resolve_route(2000)  # the subnet administrator would be asked after half of it
         assert asked.wait(10)
         cmid.destroy()
         go_on.set()
         with pytest.raises(TimeoutError):
-            channel.get_event(0.3)
+            channel.get_event(1.2)
         assert not site.subnet.sa.requests
 
 
