@@ -44,7 +44,7 @@ def test_transfer_to_a_killed_process_fails(host: str) -> None:
             killed = time.monotonic()
             failed = failures(cmid, count)
             # 33 ms, at most four times as long, for each of three attempts.
-            assert time.monotonic() - killed < 1.5
+            assert time.monotonic() - killed < 5
             assert failed[0].status is WCStatus.RETRY_EXC_ERR
             assert {wc.status for wc in failed[1:]} == {WCStatus.WR_FLUSH_ERR}
             assert [wc.wr_id for wc in failed] == list(range(failed[0].wr_id, count))

@@ -163,7 +163,7 @@ def test_connect_and_accept_time_out() -> None:
         started = time.monotonic()
         with pytest.raises(CmTimeoutError, match="still in connect") as caught:
             connect(("127.0.0.1", listener.port), timeout=0.1)
-        assert 0.1 <= time.monotonic() - started < 1
+        assert 0.1 <= time.monotonic() - started < 5
         assert isinstance(caught.value, TimeoutError)
         with pytest.raises(CmTimeoutError, match="no connection request arrived"):
             listener.get_request(timeout=0) and listener.accept(timeout=0.01)

@@ -235,7 +235,7 @@ def acm_client(data: bytes) -> None:
     there = InetAddr(AF_INET, bytes((10, 0, 0, 2)))
     assert paths_from_acm(InetAddr(AF_INET, bytes(4)), there, timeout=2.0, client=client) in (None, ()) or data
     assert paths_from_acm(SockAddrIB(), SockAddrIB(), timeout=2.0, client=client) is None or data
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 1.9
     client.close()
     ours.close()
     theirs.close()

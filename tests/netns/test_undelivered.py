@@ -26,8 +26,8 @@ from support.netns import Host, TwoHosts, needs_netns
 pytestmark = needs_netns
 
 PORT = 7471
-#: Seconds: far less than the first retry of a REQ, which follows after 4.6 s.
-AT_ONCE = 2.0
+#: Seconds: less than the first retry of a REQ, which follows after 4.6 s.
+AT_ONCE = 4.0
 
 
 @contextmanager
@@ -165,7 +165,9 @@ class TestOtherErrors:
         assert caught.value.errno == errno.EHOSTUNREACH
         cmid.destroy()
 
-    def test_next_address_is_tried_at_once(self, net: TwoHosts) -> None:
+    def test_next_address_is_tried_at_once(self, net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An attempt that fails does not leave the next one to wait for its start."""
+        monkeypatch.setattr("rdmacm.endpoint.race._ATTEMPT_DELAY", 60.0)
         net.a.ip_batch("route add 10.9.0.0/16 via 10.7.0.2")
         net.b.ip_batch("route add unreachable 10.9.0.0/16")
         net.b.sysctl("net.ipv4.ip_forward", 1)
@@ -177,9 +179,7 @@ class TestOtherErrors:
             listener = rdmacm.listen(("10.7.0.2", PORT))
         server = threading.Thread(target=lambda: listener.accept(timeout=10).close())
         server.start()
-        started = time.monotonic()
         rdmacm.connect(infos, timeout=10).close()
-        assert time.monotonic() - started < 4 * 0.25, "four attempts that did not wait for the next one's start"
         server.join()
         listener.close()
 
