@@ -293,7 +293,7 @@ void rdmacm_port_see_timer(struct rdmacm_conn *conn) {
     if (conn->rc->deadline < port->timers_due) {
         port->timers_due = conn->rc->deadline;
         if (port->service)
-            rdmacm_service_see_deadline(port, port->timers_due);
+            rdmacm_service_look_by(port, port->timers_due);
     }
 }
 
@@ -337,7 +337,7 @@ void rdmacm_port_take_turns(struct rdmacm_port *port, double now) {
         left -= sent < left ? (sent ? sent : 1) : left;
     }
     if (port->ready && port->service)
-        rdmacm_service_look_soon(port);
+        rdmacm_service_look_by(port, 0);
 }
 
 void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
@@ -354,7 +354,7 @@ void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now)
     if (!port->acks)
         return;
     if (has_result && port->service) {
-        rdmacm_service_look_soon(port); /* it sends them if the caller does not come back */
+        rdmacm_service_look_by(port, 0); /* it sends them if the caller does not come back */
         return;
     }
     port->deferrals += has_result;

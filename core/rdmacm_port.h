@@ -262,10 +262,9 @@ bool rdmacm_service_start(struct rdmacm_port *port, struct rdmacm_lock *lock, in
 void rdmacm_service_stop(struct rdmacm_port *port);
 /* There is a connection, or another socket. */
 void rdmacm_service_wake(struct rdmacm_port *port);
-/* A caller leaves ACKs or packets to send: look in a moment whether it comes back. */
-void rdmacm_service_look_soon(struct rdmacm_port *port);
-/* A deadline is at `when`: wait no longer. */
-void rdmacm_service_see_deadline(struct rdmacm_port *port, double when);
+/* There is something to do at `when`, in seconds: wait no longer. 0: a caller leaves ACKs or packets to send, so look in
+ * a moment whether it comes back. */
+void rdmacm_service_look_by(struct rdmacm_port *port, double when);
 /* The owner has taken what there was to do: signal again. */
 void rdmacm_service_heard(struct rdmacm_port *port);
 

@@ -192,15 +192,11 @@ void rdmacm_service_stop(struct rdmacm_port *port) {
 
 void rdmacm_service_wake(struct rdmacm_port *port) { eventfd_write(port->service->wake_fd, 1); }
 
-void rdmacm_service_see_deadline(struct rdmacm_port *port, double when) {
-    if (when < port->service->until)
-        rdmacm_service_wake(port);
-}
-
-void rdmacm_service_look_soon(struct rdmacm_port *port) {
-    if (port->service->until > 0)
-        rdmacm_service_wake(port);
-    port->service->until = 0;
+void rdmacm_service_look_by(struct rdmacm_port *port, double when) {
+    if (when >= port->service->until)
+        return;
+    port->service->until = when;
+    rdmacm_service_wake(port);
 }
 
 void rdmacm_service_heard(struct rdmacm_port *port) { atomic_store(&port->service->is_signalled, false); }
