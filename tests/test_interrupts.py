@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 
 import pytest
@@ -28,6 +29,8 @@ from support.endpoints import in_thread
 
 SIGNAL = signal.SIGUSR1
 PACKAGE = Path(rdmacm.__file__).parent
+#: The files of signal handlers, which are called within the code that is interrupted.
+HANDLERS = {__file__, signals.__file__}
 
 
 class Interrupted(Exception):
@@ -224,8 +227,8 @@ class Interrupts:
 
     def unraisable(self, lost: sys.UnraisableHookArgs) -> None:
         armed, self.armed = self.armed, False
-        finalizer = lost.exc_traceback
-        is_ours = finalizer is None or PACKAGE in Path(finalizer.tb_frame.f_code.co_filename).parents
+        files = {frame.f_code.co_filename for frame, _ in walk_tb(lost.exc_traceback)} - HANDLERS
+        is_ours = not files or any(PACKAGE in Path(file).parents for file in files)
         if is_ours or lost.exc_type is not Interrupted:
             self.report(lost)
         self.armed = armed

@@ -20,6 +20,7 @@ from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.soft.ids.ib_cm import IbCmConnector
 from rdmacm.soft.ids.identifier import SoftId
+from support.endpoints import in_thread
 from support.icmp import HOST_UNREACHABLE, gsi_packet, send_error
 from support.netns import Host, TwoHosts, needs_netns
 
@@ -177,11 +178,9 @@ class TestOtherErrors:
         ]
         with net.b.enter():
             listener = rdmacm.listen(("10.7.0.2", PORT))
-        server = threading.Thread(target=lambda: listener.accept(timeout=10).close())
-        server.start()
-        rdmacm.connect(infos, timeout=10).close()
-        server.join()
-        listener.close()
+        with listener, in_thread(lambda: listener.accept(timeout=10).close()):
+            with rdmacm.connect(infos, timeout=10) as connection:
+                assert connection.peer_addr == infos[-1].dst_addr
 
 
 class TestForgedErrors:
