@@ -1,9 +1,9 @@
-/* The lock of a port, and the queues of completions. */
+/* The lock of a runtime, the mutex of the core, and the queues of completions. */
 #include "rdmacm_port.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Its address stands for the thread. */
 static _Thread_local char this_thread;
@@ -43,22 +43,6 @@ void rdmacm_lock_take(struct rdmacm_lock *lock) {
     }
 }
 
-bool rdmacm_lock_take_soon(struct rdmacm_lock *lock) {
-    if (rdmacm_lock_try(lock))
-        return true;
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
-    if (pthread_mutex_timedlock(&lock->mutex, &until))
-        return false;
-    taken(lock);
-    return true;
-}
-
 bool rdmacm_lock_release(struct rdmacm_lock *lock) {
     if (!is_mine(lock))
         return false;
@@ -67,6 +51,55 @@ bool rdmacm_lock_release(struct rdmacm_lock *lock) {
         pthread_mutex_unlock(&lock->mutex);
     }
     return true;
+}
+
+/* -- the mutex --------------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t core_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+#ifdef RDMACM_CHECKS
+static _Thread_local bool is_inside;
+
+static void set_inside(bool inside) {
+    if (is_inside == inside) {
+        fprintf(stderr, "rdmacm: the mutex of the core is %s\n", inside ? "taken twice" : "given back twice");
+        abort();
+    }
+    is_inside = inside;
+}
+
+void rdmacm_check_outside(const char *where) {
+    if (is_inside) {
+        fprintf(stderr, "rdmacm: %s with the mutex of the core\n", where);
+        abort();
+    }
+}
+#else
+static void set_inside(bool inside) { (void)inside; }
+#endif
+
+void rdmacm_enter(void) {
+    pthread_mutex_lock(&core_mutex);
+    set_inside(true);
+}
+
+bool rdmacm_try_enter(void) {
+    if (pthread_mutex_trylock(&core_mutex))
+        return false;
+    set_inside(true);
+    return true;
+}
+
+void rdmacm_leave(void) {
+    set_inside(false);
+    pthread_mutex_unlock(&core_mutex);
+}
+
+void rdmacm_mutex_init(void) {
+    static bool is_done;
+    if (!is_done)
+        pthread_atfork(rdmacm_enter, rdmacm_leave, rdmacm_leave);
+    is_done = true;
 }
 
 /* -- completion queues ----------------------------------------------------------------------------------------------- */
@@ -98,6 +131,19 @@ bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry) {
 void rdmacm_cq_pop(struct rdmacm_cq *cq) {
     cq->head = (cq->head + 1) & (cq->capacity - 1);
     cq->count--;
+}
+
+size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_entry *removed, size_t most) {
+    size_t kept = 0, count = 0;
+    for (size_t i = 0; i < cq->count; i++) {
+        const struct rdmacm_entry *entry = rdmacm_cq_at(cq, i);
+        if (count < most && entry->qp_num == qp_num)
+            removed[count++] = *entry;
+        else
+            *rdmacm_cq_at(cq, kept++) = *entry;
+    }
+    cq->count = kept;
+    return count;
 }
 
 void rdmacm_cq_free(struct rdmacm_cq *cq) {

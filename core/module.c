@@ -133,6 +133,7 @@ static struct PyModuleDef module_definition = {
 
 PyMODINIT_FUNC PyInit__core(void) {
     rdmacm_init();
+    rdmacm_mutex_init();
     PyObject *module = PyModule_Create(&module_definition);
     if (!module)
         return NULL;

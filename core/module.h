@@ -32,7 +32,7 @@ typedef struct {
     struct rdmacm_rc rc;
     PyObject *regions; /* of type Regions, or NULL */
     PyObject *pd;
-    bool is_shared; /* whether a port uses it, perhaps in a thread without the interpreter's lock */
+    bool is_shared; /* whether a port uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
 } RcCore;
 
 typedef struct {
@@ -40,6 +40,10 @@ typedef struct {
     struct rdmacm_ud ud;
     bool is_shared; /* as RcCore's */
 } UdCore;
+
+/* enter_core() if the port may use it now; whether that was done. */
+bool enter_shared(const bool *is_shared);
+void leave_shared(bool is_entered);
 
 /* How packets to an address are sent. */
 typedef struct {
@@ -81,14 +85,30 @@ extern PyTypeObject *queue_type, *port_type;
 
 /* Take a lock; with the interpreter's lock released while it waits. */
 void take_lock(Lock *lock);
-/* Tell Python what has to be done, if there is anything. False with an exception. */
-bool see_events(Port *self);
+
+/* Take the mutex of the core for a few steps, with the interpreter's lock. No call of Python and no drop_hold() comes
+ * before rdmacm_leave(). If another thread has it, the interpreter's lock is released before this returns. */
+void enter_core(void);
+/* Release the interpreter's lock, and then take the mutex, for work with system calls; and the other way round. */
+PyThreadState *begin_core(void);
+void end_core(PyThreadState *state);
+
+/* What Python has to see to. */
+struct seen {
+    struct rdmacm_hold *finished;
+    bool has_added, has_work;
+};
+
+/* Take notes of it. The mutex is held. */
+void look_events(Port *self, struct seen *seen);
+/* Tell Python, if there is anything. False with an exception. */
+bool see_events(Port *self, const struct seen *seen);
 
 enum { POLLED_NOTHING, POLLED, POLL_IN_PYTHON };
-/* Make progress for a caller that polls `queue`, which is empty. The lock is held. */
-int poll_port(Port *self, const struct rdmacm_cq *queue);
-/* Send the ACKs that wait. The lock is held. */
-void acknowledge(Port *self);
+/* Make progress for a caller that polls `queue`, if that is empty. The runtime's lock is held. */
+int poll_port(Port *self, const struct rdmacm_cq *queue, struct seen *seen);
+/* Send the ACKs that wait. The runtime's lock is held. */
+void acknowledge(Port *self, struct seen *seen);
 
 extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
 /* The class of the wr_id of a request without a completion. */
@@ -109,15 +129,25 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv);
 /* The bytes of a datagram. This never runs the collector, which might run code that uses `out`. */
 PyObject *join_pieces(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram);
 
+/* Move completions out of an engine, before anything else can: `count` of them to memory that PyMem_Free() frees. NULL
+ * if there are none. Without memory they stay. */
+struct rdmacm_completion *move_completions(struct rdmacm_completion *completions, size_t *count, size_t *moved);
 /* A completion of success, as Python has it. */
 PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
 /* The number that its request was posted with: a new reference. */
 PyObject *wr_id_of(const struct hold *hold);
 
-/* What a connection has counted, as RcCore.core_take_counts() returns it. */
-PyObject *take_counts(struct rdmacm_rc *rc);
-/* The same of a datagram queue pair. */
-PyObject *take_ud_counts(struct rdmacm_ud_end *end);
+/* What a connection, or a datagram queue pair, has counted. */
+struct counts {
+    uint32_t of_connection[RDMACM_COUNTS];
+    unsigned long no_receive;
+};
+
+/* Take it. The mutex is held. */
+void pop_counts(struct rdmacm_rc *rc, struct counts *counts);
+void pop_ud_counts(struct rdmacm_ud_end *end, struct counts *counts);
+/* As RcCore.core_take_counts() returns it. */
+PyObject *list_counts(const struct counts *counts);
 
 /* -- requests that are posted directly ------------------------------------------------------------------------------- */
 
@@ -177,7 +207,7 @@ bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, 
 
 /* -- queue pairs of a port ------------------------------------------------------------------------------------------- */
 
-/* What a queue pair does in its own way. */
+/* What a queue pair does in its own way. The mutex is held, but in post_send(). */
 struct queue_pair_kind {
     bool (*has_queues)(const QueuePair *self); /* whether the core has them, not Python */
     size_t (*sends_count)(const QueuePair *self);
@@ -206,9 +236,7 @@ struct queue_pair_parts {
     PyObject *limits; /* of its requests, a tuple: see queue_pair_join() */
 };
 
-/* Whether requests may be queued here. */
-bool queue_pair_has_core(const QueuePair *self);
-/* Whether the send queue has room for so many requests. */
+/* Whether so many requests may be queued here, and the send queue has room for them. */
 bool queue_pair_has_room(const QueuePair *self, size_t count);
 /* Send what was posted. False with an exception. */
 bool queue_pair_posted(QueuePair *self, Py_ssize_t count);

@@ -35,7 +35,9 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
         return false;
     hold->is_silent = send->is_silent;
     send->hold = hold;
+    enter_core();
     bool done = rdmacm_rc_post_send(self->conn->rc, send);
+    rdmacm_leave();
     if (!done)
         drop_hold(hold);
     return done;
@@ -91,8 +93,8 @@ static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py
         Lock *lock = self->port->lock;
         send.rkey = (uint32_t)rkey;
         take_lock(lock);
-        done = queue_pair_has_core(self) && queue_pair_has_room(self, 1) &&
-               begin_send(&self->rules, &send, opcode, flags, true) && queue_send(self, wr_id, &local, flags, &send);
+        done = self->core && queue_pair_has_room(self, 1) && begin_send(&self->rules, &send, opcode, flags, true) &&
+               queue_send(self, wr_id, &local, flags, &send);
         PyErr_Clear();
         if (done)
             is_right = queue_pair_posted(self, 1);
@@ -148,25 +150,38 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
 }
 
 static PyObject *connection_see_timer(Connection *self, PyObject *Py_UNUSED(ignored)) {
+    enter_core();
     self->conn.has_timer = true;
     if (self->conn.port)
         rdmacm_port_see_timer(&self->conn);
+    rdmacm_leave();
     Py_RETURN_NONE;
 }
 
+static PyObject *connection_take_deadline(Connection *self, PyObject *Py_UNUSED(ignored)) {
+    enter_core();
+    const struct rdmacm_rc *rc = self->conn.rc;
+    bool has_deadline = rc->has_deadline;
+    double deadline = rc->deadline;
+    self->conn.has_timer &= has_deadline;
+    rdmacm_leave();
+    return has_deadline ? PyFloat_FromDouble(deadline) : Py_NewRef(Py_None);
+}
+
 static PyObject *connection_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
-    return self->core ? take_counts(self->conn->rc) : PyList_New(0);
+    if (!self->core)
+        return PyList_New(0);
+    struct counts counts;
+    enter_core();
+    pop_counts(self->conn->rc, &counts);
+    rdmacm_leave();
+    return list_counts(&counts);
 }
 
 static PyObject *connection_detach(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
     queue_pair_clear(self);
     Py_RETURN_NONE;
 }
-
-static PyMemberDef connection_members[] = {
-    {"has_timer", T_BOOL, offsetof(Connection, conn.has_timer), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
 
 static PyMethodDef connection_methods[] = {
     {"post_send", (PyCFunction)queue_pair_post_send, METH_O,
@@ -181,6 +196,8 @@ static PyMethodDef connection_methods[] = {
      "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
     {"see_timer", (PyCFunction)connection_see_timer, METH_NOARGS,
      "Python calls its timer at some time; the thread that serves peers does so too."},
+    {"take_deadline", (PyCFunction)connection_take_deadline, METH_NOARGS,
+     "Its deadline; with None, Python has no timer for it any more."},
     {"take_counts", (PyCFunction)connection_take_counts, METH_NOARGS, "RcCore.core_take_counts() of its engine."},
     {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the port."},
     {NULL, NULL, 0, NULL},
@@ -192,7 +209,6 @@ static PyType_Slot connection_slots[] = {
     {Py_tp_traverse, (void *)(uintptr_t)queue_pair_traverse},
     {Py_tp_clear, (void *)(uintptr_t)queue_pair_clear},
     {Py_tp_dealloc, (void *)(uintptr_t)queue_pair_dealloc},
-    {Py_tp_members, connection_members},
     {Py_tp_methods, connection_methods},
     {0, NULL},
 };

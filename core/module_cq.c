@@ -1,6 +1,8 @@
 /* Glue: completions, and the queues that have them. */
 #include "module.h"
 
+#include <string.h>
+
 PyTypeObject *queue_type;
 static PyTypeObject *wc_class;
 static allocfunc allocate_wc;
@@ -60,6 +62,18 @@ static bool find_places(PyTypeObject *type) {
 }
 
 static void set(PyObject *wc, size_t field, PyObject *value) { ((PyObject **)wc)[wc_places[field]] = value; }
+
+struct rdmacm_completion *move_completions(struct rdmacm_completion *completions, size_t *count, size_t *moved) {
+    size_t size = *count * sizeof *completions;
+    struct rdmacm_completion *copy = size ? PyMem_Malloc(size) : NULL;
+    *moved = 0;
+    if (copy) {
+        memcpy(copy, completions, size);
+        *moved = *count;
+        *count = 0;
+    }
+    return copy;
+}
 
 PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
     if (!wc_class) {
@@ -139,11 +153,27 @@ static void drop_entry(struct rdmacm_entry *entry) {
         drop_hold(entry->completion.hold);
 }
 
+/* How many entries are taken out at a time. */
+enum { BATCH = 32 };
+
+/* Take the first entries out, at most `most` and BATCH. The mutex is held. */
+static size_t pop_entries(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most) {
+    size_t count = 0;
+    for (; cq->count && count < most && count < BATCH; count++) {
+        entries[count] = *rdmacm_cq_at(cq, 0);
+        rdmacm_cq_pop(cq);
+    }
+    return count;
+}
+
 static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
-    while (self->cq.count) {
-        struct rdmacm_entry entry = *rdmacm_cq_at(&self->cq, 0);
-        rdmacm_cq_pop(&self->cq);
-        drop_entry(&entry);
+    struct rdmacm_entry entries[BATCH];
+    for (size_t count = BATCH; count == BATCH;) {
+        enter_core();
+        count = pop_entries(&self->cq, entries, BATCH);
+        rdmacm_leave();
+        for (size_t i = 0; i < count; i++)
+            drop_entry(&entries[i]);
     }
     Py_RETURN_NONE;
 }
@@ -161,17 +191,15 @@ static int queue_clear(CompletionQueue *self) {
 
 static void queue_dealloc(CompletionQueue *self) {
     PyObject_GC_UnTrack(self);
-    if (self->port && self->cq.is_listed && self->port->port) {
-        Lock *lock = (Lock *)Py_NewRef((PyObject *)self->port->lock);
-        take_lock(lock);
-        if (self->port->port)
-            for (struct rdmacm_cq **place = &self->port->port->added; *place; place = &(*place)->next_added)
-                if (*place == &self->cq) {
-                    *place = self->cq.next_added;
-                    break;
-                }
-        rdmacm_lock_release(&lock->lock);
-        Py_DECREF((PyObject *)lock);
+    if (self->port && self->port->port) {
+        enter_core();
+        struct rdmacm_port *port = self->port->port;
+        for (struct rdmacm_cq **place = &port->added; self->cq.is_listed && *place; place = &(*place)->next_added)
+            if (*place == &self->cq) {
+                *place = self->cq.next_added;
+                break;
+            }
+        rdmacm_leave();
     }
     Py_DECREF(queue_clear_entries(self, NULL));
     queue_clear(self);
@@ -180,21 +208,38 @@ static void queue_dealloc(CompletionQueue *self) {
     free_object((PyObject *)self);
 }
 
-static Py_ssize_t queue_length(CompletionQueue *self) { return (Py_ssize_t)self->cq.count; }
+static Py_ssize_t queue_length(CompletionQueue *self) {
+    enter_core();
+    size_t count = self->cq.count;
+    rdmacm_leave();
+    return (Py_ssize_t)count;
+}
 
-static PyObject *queue_extend(CompletionQueue *self, PyObject *completions) {
+static PyObject *queue_add(CompletionQueue *self, PyObject *completions) {
     Py_ssize_t count = PyList_Check(completions) ? PyList_Size(completions) : -1;
     if (count < 0)
         return PyErr_Format(PyExc_TypeError, "a list of completions is wanted");
-    for (Py_ssize_t i = 0; i < count; i++) {
-        struct rdmacm_entry entry = {.object = PyList_GetItem(completions, i)};
-        if (!entry.object)
+    Py_ssize_t added = 0;
+    for (; added < count; added++) {
+        PyObject *wc = Py_XNewRef(PyList_GetItem(completions, added));
+        PyObject *number = wc ? PyObject_GetAttr(wc, s_qp_num) : NULL;
+        struct rdmacm_entry entry = {.object = wc, .qp_num = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0};
+        Py_XDECREF(number);
+        if (PyErr_Occurred()) {
+            Py_XDECREF(wc);
             return NULL;
-        if (!rdmacm_cq_push(&self->cq, &entry))
+        }
+        enter_core();
+        bool has_room = self->cq.count < self->cq.limit, done = has_room && rdmacm_cq_push(&self->cq, &entry);
+        rdmacm_leave();
+        if (!done)
+            Py_DECREF(wc);
+        if (has_room && !done)
             return PyErr_NoMemory();
-        Py_INCREF((PyObject *)entry.object);
+        if (!has_room)
+            break;
     }
-    Py_RETURN_NONE;
+    return PyLong_FromSsize_t(added);
 }
 
 static PyObject *wc_of(const struct rdmacm_entry *entry) {
@@ -209,17 +254,27 @@ static PyObject *wc_of(const struct rdmacm_entry *entry) {
 
 /* The first completions of the queue, at most `most`, as a list. */
 static PyObject *take(CompletionQueue *self, size_t most) {
-    size_t count = self->cq.count < most ? self->cq.count : most;
+    struct rdmacm_entry entries[BATCH];
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < count && self->cq.count; i++) {
-        struct rdmacm_entry entry = *rdmacm_cq_at(&self->cq, 0);
-        rdmacm_cq_pop(&self->cq);
-        PyObject *wc = wc_of(&entry);
-        if (!wc || PyList_Append(list, wc) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(wc);
+    for (size_t count = BATCH; list && most && count == BATCH; most -= count) {
+        enter_core();
+        count = pop_entries(&self->cq, entries, most);
+        rdmacm_leave();
+        for (size_t i = 0; i < count; i++) {
+            PyObject *wc = wc_of(&entries[i]);
+            if (list && (!wc || PyList_Append(list, wc) < 0))
+                Py_CLEAR(list);
+            Py_XDECREF(wc);
+        }
     }
     return list;
+}
+
+static bool has_overrun(CompletionQueue *self) {
+    enter_core();
+    bool has = self->cq.overrun;
+    rdmacm_leave();
+    return has;
 }
 
 static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
@@ -233,19 +288,24 @@ static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
     take_lock(lock);
     PyObject *result = NULL;
     int polled = POLLED;
-    if (!self->cq.count)
-        polled = poll_port(port, &self->cq);
+    struct seen seen = {0};
+    enter_core();
+    bool is_empty = !self->cq.count, has_acks = port->port && port->port->acks;
+    if (!is_empty)
+        look_events(port, &seen);
+    rdmacm_leave();
+    if (!port->port)
+        polled = POLL_IN_PYTHON;
+    else if (is_empty)
+        polled = poll_port(port, &self->cq, &seen);
     else if (self->waited)
         self->waited = false;
-    else
-        acknowledge(port);
-    if (see_events(port)) {
-        if (self->cq.count)
-            result = take(self, (size_t)most);
-        else if (polled == POLL_IN_PYTHON || self->cq.overrun)
-            result = Py_NewRef(Py_None);
-        else
-            result = PyList_New(0);
+    else if (has_acks)
+        acknowledge(port, NULL);
+    if (see_events(port, &seen)) {
+        result = take(self, (size_t)most);
+        if (result && !PyList_Size(result) && (polled == POLL_IN_PYTHON || has_overrun(self)))
+            set_object(&result, Py_None);
     }
     rdmacm_lock_release(&lock->lock);
     return result;
@@ -262,34 +322,56 @@ static PyObject *queue_drop(CompletionQueue *self, PyObject *argument) {
     unsigned long qp_num = PyLong_AsUnsignedLong(argument);
     if (qp_num == (unsigned long)-1 && PyErr_Occurred())
         return NULL;
-    for (size_t left = self->cq.count; left--;) {
-        struct rdmacm_entry entry = *rdmacm_cq_at(&self->cq, 0);
-        rdmacm_cq_pop(&self->cq);
-        unsigned long number = entry.qp_num;
-        if (entry.object) {
-            PyObject *value = PyObject_GetAttr(entry.object, s_qp_num);
-            number = value ? PyLong_AsUnsignedLong(value) : 0;
-            Py_XDECREF(value);
-            PyErr_Clear();
-        }
-        if (number == qp_num)
-            drop_entry(&entry);
-        else if (!rdmacm_cq_push(&self->cq, &entry)) /* has room */
-            drop_entry(&entry);
+    struct rdmacm_entry dropped[BATCH];
+    for (size_t count = BATCH; count == BATCH;) {
+        enter_core();
+        count = rdmacm_cq_remove(&self->cq, (uint32_t)qp_num, dropped, BATCH);
+        rdmacm_leave();
+        for (size_t i = 0; i < count; i++)
+            drop_entry(&dropped[i]);
     }
     Py_RETURN_NONE;
 }
 
+static PyObject *queue_resize(CompletionQueue *self, PyObject *argument) {
+    size_t limit = PyLong_AsSize_t(argument);
+    if (limit == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    enter_core();
+    size_t count = self->cq.count;
+    if (count <= limit)
+        self->cq.limit = limit;
+    rdmacm_leave();
+    return PyLong_FromSize_t(count);
+}
+
+static PyObject *get_watched(CompletionQueue *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(self->cq.watched);
+}
+
+static int set_watched(CompletionQueue *self, PyObject *value, void *Py_UNUSED(closure)) {
+    bool watched = value && PyObject_IsTrue(value) > 0;
+    enter_core();
+    self->cq.watched = watched;
+    rdmacm_leave();
+    return 0;
+}
+
+static PyGetSetDef queue_getset[] = {
+    {"watched", (getter)get_watched, (setter)set_watched, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMemberDef queue_members[] = {
     {"waited", T_BOOL, offsetof(CompletionQueue, waited), 0, NULL},
-    {"watched", T_BOOL, offsetof(CompletionQueue, cq.watched), 0, NULL},
-    {"limit", T_PYSSIZET, offsetof(CompletionQueue, cq.limit), 0, NULL},
     {"owner", T_OBJECT, offsetof(CompletionQueue, owner), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef queue_methods[] = {
-    {"extend", (PyCFunction)queue_extend, METH_O, "extend(list): add completions."},
+    {"add", (PyCFunction)queue_add, METH_O, "add(list): add completions; how many there was room for."},
+    {"resize", (PyCFunction)queue_resize, METH_O,
+     "resize(limit): have room for so many, unless there are more; how many there are."},
     {"poll", (PyCFunction)queue_poll, METH_O,
      "poll(count): up to so many completions, after progress if there are none; None: Python has to make it."},
     {"take", (PyCFunction)queue_take, METH_O, "take(count): up to so many completions."},
@@ -299,12 +381,13 @@ static PyMethodDef queue_methods[] = {
 };
 
 static PyType_Slot queue_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The completions of a queue, oldest first; the runtime's lock guards them."},
+    {Py_tp_doc, (void *)(uintptr_t) "The completions of a queue, oldest first."},
     {Py_tp_new, (void *)(uintptr_t)queue_new},
     {Py_tp_traverse, (void *)(uintptr_t)queue_traverse},
     {Py_tp_clear, (void *)(uintptr_t)queue_clear},
     {Py_tp_dealloc, (void *)(uintptr_t)queue_dealloc},
     {Py_tp_members, queue_members},
+    {Py_tp_getset, queue_getset},
     {Py_tp_methods, queue_methods},
     {Py_sq_length, (void *)(uintptr_t)queue_length},
     {0, NULL},

@@ -82,7 +82,9 @@ static bool post_send(QueuePair *self, PyObject *object) {
     send.dest_qpn = (uint32_t)qpn;
     send.qkey = (uint32_t)qkey;
     send.imm = (uint32_t)imm;
+    enter_core();
     done = rdmacm_ud_post_send(ud_of(self), &send);
+    rdmacm_leave();
     if (!done)
         drop_hold(hold);
     return done;
@@ -106,15 +108,18 @@ static PyObject *datagrams_post_part(PyObject *Py_UNUSED(self), PyObject *const 
     Py_RETURN_FALSE;
 }
 
-PyObject *take_ud_counts(struct rdmacm_ud_end *end) {
-    unsigned long count = end->no_receive;
-    PyObject *counts = count ? Py_BuildValue("[(ssk)]", "dropped", "no receive", count) : PyList_New(0);
+void pop_ud_counts(struct rdmacm_ud_end *end, struct counts *counts) {
+    memset(counts, 0, sizeof *counts);
+    counts->no_receive = end->no_receive;
     end->no_receive = 0;
-    return counts;
 }
 
 static PyObject *datagrams_take_counts(Datagrams *self, PyObject *Py_UNUSED(ignored)) {
-    return take_ud_counts(&self->end);
+    struct counts counts;
+    enter_core();
+    pop_ud_counts(&self->end, &counts);
+    rdmacm_leave();
+    return list_counts(&counts);
 }
 
 static PyObject *datagrams_add_address(Datagrams *self, PyObject *args) {
@@ -128,12 +133,14 @@ static PyObject *datagrams_add_address(Datagrams *self, PyObject *args) {
         return PyErr_Format(PyExc_ValueError, "an address has 4 or 16 bytes, not %zd", length);
     own.is_ipv6 = length == 16;
     memcpy(own.address, address, (size_t)length);
+    enter_core();
     size_t at = 0;
     while (at < end->own_count && (end->own[at].is_ipv6 != own.is_ipv6 || end->own[at].scope != own.scope ||
                                    memcmp(end->own[at].address, own.address, sizeof own.address) != 0))
         at++;
     if (at == end->own_count && at < RDMACM_OWN_ADDRESSES)
         end->own[end->own_count++] = own;
+    rdmacm_leave();
     Py_RETURN_NONE;
 }
 

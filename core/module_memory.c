@@ -1,6 +1,8 @@
 /* Glue: registered memory, and what keeps the buffers of requests.
  *
- * The caller holds the interpreter's lock and the runtime's, if it has one. Requests hold their buffer until they
+ * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a port
+ * uses, as long as that is read or changed; without it, regions may be read with the interpreter's lock, as they change
+ * with both. Requests hold their buffer until they
  * complete or are handed back; a region holds its buffer until it is removed and no request uses it. So no pointer of
  * the core outlives its memory.
  */
@@ -37,6 +39,7 @@ struct hold *make_hold(PyObject *owner, PyObject *exporter, int flags) {
 }
 
 void drop_hold(void *pointer) {
+    rdmacm_check_outside("a hold ends");
     struct hold *hold = pointer;
     if (--hold->uses)
         return;
@@ -159,7 +162,10 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
         .key = key,
         .access = access,
     };
-    if (!rdmacm_regions_add(&self->regions, &region)) {
+    enter_core();
+    bool done = rdmacm_regions_add(&self->regions, &region);
+    rdmacm_leave();
+    if (!done) {
         drop_hold(hold);
         PyErr_Format(PyExc_ValueError, "the key 0x%x is 0 or in use, or there is no memory", key);
         return NULL;
@@ -172,7 +178,10 @@ static PyObject *regions_remove(Regions *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "I", &key))
         return NULL;
     struct rdmacm_region removed;
-    if (rdmacm_regions_remove(&self->regions, key, &removed))
+    enter_core();
+    bool done = rdmacm_regions_remove(&self->regions, key, &removed);
+    rdmacm_leave();
+    if (done)
         drop_hold(removed.hold);
     Py_RETURN_NONE;
 }

@@ -1,7 +1,8 @@
-/* Glue: the lock of a runtime, and ports.
+/* Glue: the lock of a runtime, the mutex of the core, and ports.
  *
- * The caller of a Port's methods holds its lock. The interpreter's lock is released around system
- * calls, and the port's is held meanwhile.
+ * The caller of a Port's methods holds its lock. No thread waits for the interpreter's lock with the mutex: the thread
+ * that serves peers would wait for both. So the mutex is taken after the interpreter's lock is released, and given back
+ * before that is taken again; or it is taken for a few steps that call nothing of Python.
  */
 #include "module.h"
 
@@ -36,18 +37,12 @@ static void lock_dealloc(Lock *self) {
 }
 
 void take_lock(Lock *lock) {
-    /* A thread that has waited for the lock does not keep it while it waits for the interpreter's: the thread that serves
-     * peers needs it. But another thread may have it again whenever this one gets the interpreter, and would wake this
-     * one at each release: so the second time, this thread keeps the lock. */
-    for (bool keeps = false; !rdmacm_lock_try(&lock->lock); keeps = true) {
-        Py_BEGIN_ALLOW_THREADS
-        rdmacm_lock_take(&lock->lock);
-        if (!keeps)
-            rdmacm_lock_release(&lock->lock);
-        Py_END_ALLOW_THREADS
-        if (keeps)
-            break;
-    }
+    rdmacm_check_outside("the lock of a runtime is waited for");
+    if (rdmacm_lock_try(&lock->lock))
+        return;
+    Py_BEGIN_ALLOW_THREADS
+    rdmacm_lock_take(&lock->lock);
+    Py_END_ALLOW_THREADS
 }
 
 static PyObject *lock_acquire(Lock *self, PyObject *args) {
@@ -100,28 +95,71 @@ static PyType_Spec lock_spec = {
     .slots = lock_slots,
 };
 
-/* -- events ---------------------------------------------------------------------------------------------------------- */
+/* -- the mutex --------------------------------------------------------------------------------------------------------- */
 
-static void drop_finished(struct rdmacm_port *port) {
-    while (port->finished) {
-        struct rdmacm_hold *hold = port->finished;
-        port->finished = hold->next;
-        drop_hold(hold);
+/* How often a thread lets others have the interpreter while it waits for the mutex. */
+enum { PATIENCE = 4 };
+
+void enter_core(void) {
+    for (int i = 0; !rdmacm_try_enter(); i++) {
+        if (i == PATIENCE) {
+            rdmacm_enter(); /* its holder does not need the interpreter */
+            return;
+        }
+        end_core(begin_core());
     }
 }
 
-bool see_events(Port *self) {
-    struct rdmacm_port *port = self->port;
-    if (!port)
-        return true;
-    if (port->finished)
-        drop_finished(port);
-    bool wake = false;
-    if (port->has_added) {
-        port->has_added = false;
-        wake = self->sleepers && PyObject_IsTrue(self->sleepers) > 0;
+bool enter_shared(const bool *is_shared) {
+    if (*is_shared)
+        enter_core();
+    return *is_shared;
+}
+
+void leave_shared(bool is_entered) {
+    if (is_entered)
+        rdmacm_leave();
+}
+
+PyThreadState *begin_core(void) {
+    rdmacm_check_outside("the interpreter is released");
+    PyThreadState *state = PyEval_SaveThread();
+    rdmacm_enter();
+    return state;
+}
+
+void end_core(PyThreadState *state) {
+    rdmacm_leave();
+    PyEval_RestoreThread(state);
+}
+
+/* -- events ---------------------------------------------------------------------------------------------------------- */
+
+static void drop_finished(struct rdmacm_hold *hold) {
+    while (hold) {
+        struct rdmacm_hold *next = hold->next;
+        drop_hold(hold);
+        hold = next;
     }
-    if (!wake && !port->events && !port->added && !port->has_counts && (!port->arrivals || self->is_processing))
+}
+
+void look_events(Port *self, struct seen *seen) {
+    struct rdmacm_port *port = self->port;
+    *seen = (struct seen){0};
+    if (!port)
+        return;
+    seen->finished = port->finished;
+    port->finished = NULL;
+    seen->has_added = port->has_added;
+    port->has_added = false;
+    seen->has_work = port->events || port->added || port->has_counts || (port->arrivals && !self->is_processing);
+}
+
+bool see_events(Port *self, const struct seen *seen) {
+    rdmacm_check_outside("Python is called");
+    drop_finished(seen->finished);
+    bool wake = seen->has_added && self->sleepers && PyObject_IsTrue(self->sleepers) > 0;
+    if (!wake && !seen->has_work)
         return true;
     PyObject *done = self->on_events ? PyObject_CallFunctionObjArgs(self->on_events, NULL) : Py_NewRef(Py_None);
     Py_XDECREF(done);
@@ -172,9 +210,12 @@ static void yield(struct rdmacm_port *port) {
                                                                : port->yield_interval;
 }
 
-int poll_port(Port *self, const struct rdmacm_cq *queue) {
+/* The mutex is held. */
+static int poll_sockets(Port *self, const struct rdmacm_cq *queue) {
     struct rdmacm_port *port = self->port;
-    if (!port || !port->is_enabled || !port->table_count || port->arrivals || self->is_processing)
+    if (queue->count) /* of the thread that serves peers */
+        return POLLED;
+    if (!port->is_enabled || !port->table_count || port->arrivals || self->is_processing)
         return POLL_IN_PYTHON;
     double now = rdmacm_now();
     if (now >= self->progress_due) {
@@ -184,7 +225,6 @@ int poll_port(Port *self, const struct rdmacm_cq *queue) {
     self->polls++;
     bool is_done = true;
     size_t count = 0;
-    Py_BEGIN_ALLOW_THREADS
     atomic_fetch_add_explicit(&port->calls, 1, memory_order_relaxed);
     if (port->acks)
         rdmacm_port_acknowledge(port, now);
@@ -198,21 +238,36 @@ int poll_port(Port *self, const struct rdmacm_cq *queue) {
         rdmacm_port_take_turns(port, now);
     if (port->acks)
         rdmacm_port_end_turn(port, queue->count > 0, now);
-    if (!count)
-        yield(port);
-    else if (port->yield_interval == POLLS_PER_YIELD)
+    if (count && port->yield_interval == POLLS_PER_YIELD)
         port->empty_polls = 0;
-    Py_END_ALLOW_THREADS
     return !is_done ? POLL_IN_PYTHON : count ? POLLED : POLLED_NOTHING;
 }
 
-void acknowledge(Port *self) {
-    struct rdmacm_port *port = self->port;
-    if (port && port->acks) {
-        Py_BEGIN_ALLOW_THREADS
-        rdmacm_port_acknowledge(port, rdmacm_now());
-        Py_END_ALLOW_THREADS
-    }
+int poll_port(Port *self, const struct rdmacm_cq *queue, struct seen *seen) {
+    PyThreadState *state = begin_core();
+    int polled = poll_sockets(self, queue);
+    look_events(self, seen);
+    rdmacm_leave();
+    if (polled == POLLED_NOTHING)
+        yield(self->port);
+    PyEval_RestoreThread(state);
+    return polled;
+}
+
+void acknowledge(Port *self, struct seen *seen) {
+    PyThreadState *state = begin_core();
+    rdmacm_port_acknowledge(self->port, rdmacm_now());
+    if (seen)
+        look_events(self, seen);
+    end_core(state);
+}
+
+/* Whether ACKs wait. */
+static bool has_acks(const struct rdmacm_port *port) {
+    enter_core();
+    bool has = port->acks;
+    rdmacm_leave();
+    return has;
 }
 
 /* -- ports ----------------------------------------------------------------------------------------------------------- */
@@ -273,17 +328,24 @@ static void close_signal(Port *self) {
 
 static PyObject *port_serve(Port *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_port *port = self->port;
-    bool is_new = port && self->signal_fd >= 0 && !port->service &&
-                  rdmacm_service_start(port, &self->lock->lock, self->signal_fd);
+    bool is_new = false;
+    if (port && self->signal_fd >= 0) {
+        enter_core();
+        is_new = !port->service && rdmacm_service_start(port, self->signal_fd);
+        rdmacm_leave();
+    }
     return PyBool_FromLong(is_new);
 }
 
 static PyObject *port_heard(Port *self, PyObject *Py_UNUSED(ignored)) {
     uint64_t count;
-    if (self->signal_fd >= 0 && read(self->signal_fd, &count, sizeof count) < 0 && errno != EAGAIN)
-        return PyErr_SetFromErrno(PyExc_OSError);
+    enter_core(); /* as the thread that signals */
+    bool failed = self->signal_fd >= 0 && read(self->signal_fd, &count, sizeof count) < 0 && errno != EAGAIN;
     if (self->port && self->port->service)
         rdmacm_service_heard(self->port);
+    rdmacm_leave();
+    if (failed)
+        return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
 
@@ -297,19 +359,22 @@ static PyObject *port_close(Port *self, PyObject *Py_UNUSED(ignored)) {
         Py_END_ALLOW_THREADS
     }
     close_signal(self);
+    enter_core();
     for (size_t i = 0; i < port->table_capacity;) {
         if (port->table[i])
             rdmacm_port_detach(port->table[i]); /* another may move there */
         else
             i++;
     }
-    for (struct rdmacm_arrival *arrival; (arrival = rdmacm_port_take_arrival(port));)
-        free(arrival);
+    rdmacm_port_clear_arrivals(port);
     for (; port->added; port->added = port->added->next_added)
         port->added->is_listed = false;
     port->sources_count = 0;
     port->recent = port->poll_fd = -1;
-    drop_finished(port);
+    struct rdmacm_hold *finished = port->finished;
+    port->finished = NULL;
+    rdmacm_leave();
+    drop_finished(finished);
     Py_RETURN_NONE;
 }
 
@@ -334,8 +399,13 @@ static PyObject *port_add_source(Port *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (self->port && !rdmacm_port_add_source(self->port, (int)fd))
-        return PyErr_NoMemory();
+    if (self->port) {
+        enter_core();
+        bool done = rdmacm_port_add_source(self->port, (int)fd);
+        rdmacm_leave();
+        if (!done)
+            return PyErr_NoMemory();
+    }
     Py_RETURN_NONE;
 }
 
@@ -346,11 +416,11 @@ static PyObject *port_receive(Port *self, PyObject *argument) {
     size_t count = 0;
     struct rdmacm_port *port = self->port;
     if (port) {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *state = begin_core();
         count = rdmacm_port_receive(port, (int)fd, 1);
         if (port->ready)
             rdmacm_port_take_turns(port, rdmacm_now());
-        Py_END_ALLOW_THREADS
+        end_core(state);
     }
     return PyLong_FromSize_t(count);
 }
@@ -358,29 +428,37 @@ static PyObject *port_receive(Port *self, PyObject *argument) {
 static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
     if (self->port)
         atomic_fetch_add_explicit(&self->port->calls, 1, memory_order_relaxed);
-    acknowledge(self);
+    if (self->port && has_acks(self->port))
+        acknowledge(self, NULL);
     Py_RETURN_NONE;
 }
 
 static PyObject *port_end_turn(Port *self, PyObject *has_result) {
     struct rdmacm_port *port = self->port;
-    if (port && port->acks) {
+    if (port && has_acks(port)) {
         bool result = PyObject_IsTrue(has_result) > 0;
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *state = begin_core();
         rdmacm_port_end_turn(port, result, rdmacm_now());
-        Py_END_ALLOW_THREADS
+        end_core(state);
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *port_take_turns(Port *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_port *port = self->port;
-    if (port && port->ready) {
-        Py_BEGIN_ALLOW_THREADS
-        rdmacm_port_take_turns(port, rdmacm_now());
-        Py_END_ALLOW_THREADS
+    bool has_more = false;
+    if (port) {
+        enter_core();
+        has_more = port->ready;
+        rdmacm_leave();
     }
-    return PyBool_FromLong(port && port->ready);
+    if (has_more) {
+        PyThreadState *state = begin_core();
+        rdmacm_port_take_turns(port, rdmacm_now());
+        has_more = port->ready;
+        end_core(state);
+    }
+    return PyBool_FromLong(has_more);
 }
 
 static PyObject *address_of(const struct sockaddr_storage *source) {
@@ -395,12 +473,17 @@ static PyObject *address_of(const struct sockaddr_storage *source) {
 
 static PyObject *port_take_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
-    for (struct rdmacm_arrival *arrival; list && self->port && (arrival = rdmacm_port_take_arrival(self->port));) {
+    struct rdmacm_arrival *arrival = NULL;
+    if (list && self->port) {
+        enter_core();
+        arrival = rdmacm_port_take_arrivals(self->port);
+        rdmacm_leave();
+    }
+    for (; list && arrival; arrival = arrival->next) { /* nobody else has those that were taken */
         PyObject *item = Py_BuildValue("y#nNy#ii", arrival->data, (Py_ssize_t)arrival->size,
                                        (Py_ssize_t)arrival->segment, address_of(&arrival->source), arrival->local,
                                        (Py_ssize_t)arrival->local_length, arrival->traffic_class,
                                        arrival->hop_limit);
-        free(arrival);
         if (!item || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -408,17 +491,31 @@ static PyObject *port_take_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
+static PyObject *port_end_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->port) {
+        enter_core();
+        rdmacm_port_end_arrivals(self->port);
+        rdmacm_leave();
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_port *port = self->port;
     PyObject *list = PyList_New(0);
-    if (!list || !port || !port->has_counts)
+    if (!list || !port)
         return list;
-    port->has_counts = false;
     struct {
         int code;
         unsigned long count;
     } found[RDMACM_ERRNO_COUNT + 3];
     size_t count = 0;
+    enter_core();
+    if (!port->has_counts) {
+        rdmacm_leave();
+        return list;
+    }
+    port->has_counts = false;
     for (int code = 0; code < RDMACM_ERRNO_COUNT; code++) {
         if (port->lost[code]) {
             found[count].code = code;
@@ -433,6 +530,7 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
     found[count].code = -3;
     found[count++].count = port->dropped;
     port->no_room = port->trains_cut = port->dropped = 0;
+    rdmacm_leave();
     for (size_t i = 0; list && i < count; i++) {
         PyObject *item = found[i].count ? Py_BuildValue("ik", found[i].code, found[i].count) : Py_NewRef(Py_None);
         if (!item || (item != Py_None && PyList_Append(list, item) < 0))
@@ -442,40 +540,80 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
+/* What is taken at a time. */
+enum { MOST_EVENTS = 32 };
+
+struct event {
+    PyObject *owner; /* a new reference */
+    unsigned events;
+    bool has_deadline;
+    double deadline;
+    struct counts counts;
+};
+
+/* The mutex is held, and the interpreter's lock. */
+static size_t pop_events(struct rdmacm_port *port, struct event *found) {
+    size_t count = 0;
+    for (struct rdmacm_conn *conn; count < MOST_EVENTS && (conn = port->events); count++) {
+        port->events = conn->next_event;
+        conn->in_events = false;
+        struct event *event = &found[count];
+        event->owner = Py_NewRef((PyObject *)conn->owner);
+        event->events = conn->events;
+        conn->events = 0;
+        if (event->events & RDMACM_EVENT_TIMER)
+            conn->has_timer = true;
+        event->has_deadline = conn->rc && conn->rc->has_deadline;
+        event->deadline = event->has_deadline ? conn->rc->deadline : 0;
+        if (conn->ud)
+            pop_ud_counts(conn->ud, &event->counts);
+        else
+            pop_counts(conn->rc, &event->counts);
+    }
+    return count;
+}
+
 static PyObject *port_take_events(Port *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
-    while (list && self->port && self->port->events) {
-        struct rdmacm_conn *conn = self->port->events;
-        self->port->events = conn->next_event;
-        conn->in_events = false;
-        unsigned events = conn->events;
-        conn->events = 0;
-        if (events & RDMACM_EVENT_TIMER)
-            conn->has_timer = true;
-        PyObject *item = Py_BuildValue("OINN", (PyObject *)conn->owner, events,
-                                       conn->rc && conn->rc->has_deadline ? PyFloat_FromDouble(conn->rc->deadline)
-                                                                          : Py_NewRef(Py_None),
-                                       conn->ud ? take_ud_counts(conn->ud) : take_counts(conn->rc));
-        if (!item || PyList_Append(list, item) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(item);
+    struct event found[MOST_EVENTS];
+    size_t count = MOST_EVENTS;
+    while (list && self->port && count == MOST_EVENTS) {
+        enter_core();
+        count = pop_events(self->port, found);
+        rdmacm_leave();
+        for (size_t i = 0; i < count; i++) {
+            const struct event *event = &found[i];
+            PyObject *deadline = event->has_deadline ? PyFloat_FromDouble(event->deadline) : Py_NewRef(Py_None);
+            PyObject *item = Py_BuildValue("OINN", event->owner, event->events, deadline, list_counts(&event->counts));
+            if (list && (!item || PyList_Append(list, item) < 0))
+                Py_CLEAR(list);
+            Py_XDECREF(item);
+            Py_DECREF(event->owner);
+        }
     }
     return list;
 }
 
 static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
-    while (list && self->port && self->port->added) {
+    while (list && self->port) {
+        enter_core();
         struct rdmacm_cq *cq = self->port->added;
-        self->port->added = cq->next_added;
-        cq->is_listed = false;
-        CompletionQueue *queue = cq->owner;
-        bool solicited = cq->solicited;
-        cq->solicited = false;
-        if (!queue->owner)
+        PyObject *owner = NULL;
+        bool solicited = false, overrun = false;
+        if (cq) {
+            self->port->added = cq->next_added;
+            cq->is_listed = false;
+            solicited = cq->solicited, overrun = cq->overrun;
+            cq->solicited = false;
+            owner = Py_XNewRef(((CompletionQueue *)cq->owner)->owner);
+        }
+        rdmacm_leave();
+        if (!cq)
+            break;
+        if (!owner)
             continue;
-        PyObject *item = Py_BuildValue("OOO", queue->owner, solicited ? Py_True : Py_False,
-                                       cq->overrun ? Py_True : Py_False);
+        PyObject *item = Py_BuildValue("NOO", owner, solicited ? Py_True : Py_False, overrun ? Py_True : Py_False);
         if (!item || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -485,65 +623,58 @@ static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
 
 /* -- fields of a port ------------------------------------------------------------------------------------------------ */
 
-static PyObject *get_is_enabled(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->is_enabled);
-}
+/* A getter: `value` of self->port, 0 without one. */
+#define GETTER(name, type, value, convert)                                                                             \
+    static PyObject *name(Port *self, void *Py_UNUSED(closure)) {                                                      \
+        type found = 0;                                                                                                \
+        if (self->port) {                                                                                              \
+            enter_core();                                                                                              \
+            found = (value);                                                                                           \
+            rdmacm_leave();                                                                                            \
+        }                                                                                                              \
+        return convert(found);                                                                                         \
+    }
+
+GETTER(get_is_enabled, bool, self->port->is_enabled, PyBool_FromLong)
+GETTER(get_may_defer_acks, bool, self->port->may_defer_acks, PyBool_FromLong)
+/* Whether it reads the sockets for Python. */
+GETTER(get_is_active, bool, self->port->is_enabled && self->port->table_count, PyBool_FromLong)
+GETTER(get_has_arrivals, bool, self->port->arrivals, PyBool_FromLong)
+GETTER(get_has_acks, bool, self->port->acks, PyBool_FromLong)
+GETTER(get_has_ready, bool, self->port->ready, PyBool_FromLong)
+GETTER(get_is_served, bool, self->port->service, PyBool_FromLong)
+GETTER(get_taken, uint64_t, self->port->taken, PyLong_FromUnsignedLongLong)
+GETTER(get_deferrals, uint64_t, self->port->deferrals, PyLong_FromUnsignedLongLong)
 
 static int set_is_enabled(Port *self, PyObject *value, void *Py_UNUSED(closure)) {
     struct rdmacm_port *port = self->port;
     if (port) {
+        bool is_enabled = value && PyObject_IsTrue(value) > 0;
         take_lock(self->lock);
+        PyThreadState *state = begin_core();
         /* What the core has to send leaves before a tap is there, which sees all that follows. */
-        acknowledge(self);
+        rdmacm_port_acknowledge(port, rdmacm_now());
         while (port->ready)
             rdmacm_port_take_turns(port, rdmacm_now());
-        port->is_enabled = value && PyObject_IsTrue(value) > 0;
+        port->is_enabled = is_enabled;
+        end_core(state);
         rdmacm_lock_release(&self->lock->lock);
     }
     return 0;
 }
 
-static PyObject *get_may_defer_acks(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->may_defer_acks);
-}
-
 static int set_may_defer_acks(Port *self, PyObject *value, void *Py_UNUSED(closure)) {
-    if (self->port)
-        self->port->may_defer_acks = value && PyObject_IsTrue(value) > 0;
+    if (self->port) {
+        bool may = value && PyObject_IsTrue(value) > 0;
+        enter_core();
+        self->port->may_defer_acks = may;
+        rdmacm_leave();
+    }
     return 0;
-}
-
-/* Whether it reads the sockets for Python. */
-static PyObject *get_is_active(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->is_enabled && self->port->table_count);
-}
-
-static PyObject *get_has_arrivals(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->arrivals);
-}
-
-static PyObject *get_has_acks(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->acks);
-}
-
-static PyObject *get_has_ready(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->ready);
 }
 
 static PyObject *get_calls(Port *self, void *Py_UNUSED(closure)) {
     return PyLong_FromUnsignedLongLong(self->port ? atomic_load(&self->port->calls) : 0);
-}
-
-static PyObject *get_is_served(Port *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(self->port && self->port->service);
-}
-
-static PyObject *get_taken(Port *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(self->port ? self->port->taken : 0);
-}
-
-static PyObject *get_deferrals(Port *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(self->port ? self->port->deferrals : 0);
 }
 
 static PyGetSetDef port_getset[] = {
@@ -579,6 +710,7 @@ static PyMethodDef port_methods[] = {
     {"take_turns", (PyCFunction)port_take_turns, METH_NOARGS, "Send more; whether there is still more."},
     {"take_arrivals", (PyCFunction)port_take_arrivals, METH_NOARGS,
      "What was not processed: (data, segment, (address, port, flow, scope), local, traffic class, hop limit)."},
+    {"end_arrivals", (PyCFunction)port_end_arrivals, METH_NOARGS, "Those that were taken have been processed."},
     {"take_counts", (PyCFunction)port_take_counts, METH_NOARGS,
      "Packets lost: (errno, count); -1 stands for no room, -2 for trains that were cut, -3 for packets dropped."},
     {"take_events", (PyCFunction)port_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},

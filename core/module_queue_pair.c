@@ -6,23 +6,31 @@
 
 /* -- posting --------------------------------------------------------------------------------------------------------- */
 
-bool queue_pair_has_core(const QueuePair *self) {
+/* Whether requests may be queued here. The mutex is held. */
+static bool has_core(const QueuePair *self) {
     return self->core && self->conn->port && self->conn->port->is_enabled && self->kind->has_queues(self);
 }
 
 bool queue_pair_has_room(const QueuePair *self, size_t count) {
+    enter_core();
     size_t most = self->rules.max_send_wr, posted = self->kind->sends_count(self);
-    return posted <= most && count <= most - posted;
+    bool has = has_core(self) && posted <= most && count <= most - posted;
+    rdmacm_leave();
+    return has;
 }
 
 bool queue_pair_posted(QueuePair *self, Py_ssize_t count) {
     struct rdmacm_conn *conn = self->conn;
+    struct seen seen = {0};
+    PyThreadState *state = begin_core();
     conn->sends_change += count;
-    Py_BEGIN_ALLOW_THREADS
-    atomic_fetch_add_explicit(&conn->port->calls, 1, memory_order_relaxed);
-    rdmacm_port_posted(conn, rdmacm_now());
-    Py_END_ALLOW_THREADS
-    return see_events(self->port);
+    if (conn->port) { /* else another thread has closed it meanwhile */
+        atomic_fetch_add_explicit(&conn->port->calls, 1, memory_order_relaxed);
+        rdmacm_port_posted(conn, rdmacm_now());
+    }
+    look_events(self->port, &seen);
+    end_core(state);
+    return see_events(self->port, &seen);
 }
 
 PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
@@ -34,7 +42,7 @@ PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
     size_t count = PyList_CheckExact(requests) ? (size_t)PyList_Size(requests) : 1;
     take_lock(lock);
     /* Without room for all of them, Python makes room, or refuses those that are too many. */
-    if (queue_pair_has_core(self) && queue_pair_has_room(self, count)) {
+    if (queue_pair_has_room(self, count)) {
         done = post_all(self, requests, self->kind->post_send);
         PyErr_Clear();
         if (done)
@@ -46,9 +54,13 @@ PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
 
 static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *local) {
     struct rdmacm_recv recv = {0};
-    if (self->kind->recvs_count(self) >= self->rules.max_recv_wr || !hold_receive(&self->rules, wr_id, local, &recv))
+    if (!hold_receive(&self->rules, wr_id, local, &recv))
         return false;
-    bool done = self->kind->queue_recv(self, &recv);
+    enter_core();
+    bool done = has_core(self) && self->kind->recvs_count(self) < self->rules.max_recv_wr &&
+                self->kind->queue_recv(self, &recv);
+    self->conn->recvs_change += done;
+    rdmacm_leave();
     if (!done)
         drop_hold(recv.hold);
     return done;
@@ -69,10 +81,9 @@ PyObject *queue_pair_post_recv(QueuePair *self, PyObject *requests) {
     if (!self->port->port)
         return Py_NewRef(requests);
     take_lock(lock);
-    if (queue_pair_has_core(self)) {
+    if (self->core) {
         done = post_all(self, requests, post_recv);
         PyErr_Clear();
-        self->conn->recvs_change += done;
     }
     rdmacm_lock_release(&lock->lock);
     return rest_of(requests, done);
@@ -86,8 +97,7 @@ PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_s
     if (done) {
         Lock *lock = self->port->lock;
         take_lock(lock);
-        done = queue_pair_has_core(self) && queue_recv(self, args[0], &local);
-        self->conn->recvs_change += done;
+        done = self->core && queue_recv(self, args[0], &local);
         rdmacm_lock_release(&lock->lock);
     }
     PyErr_Clear();
@@ -96,9 +106,11 @@ PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_s
 
 PyObject *queue_pair_take_changes(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_conn *conn = self->conn;
-    PyObject *changes = Py_BuildValue("LL", (long long)conn->sends_change, (long long)conn->recvs_change);
+    enter_core();
+    long long sends = conn->sends_change, recvs = conn->recvs_change;
     conn->sends_change = conn->recvs_change = 0;
-    return changes;
+    rdmacm_leave();
+    return Py_BuildValue("LL", sends, recvs);
 }
 
 /* -- the object ------------------------------------------------------------------------------------------------------ */
@@ -120,13 +132,16 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const 
     conn->owner = parts->qp;
     conn->send_cq = &((CompletionQueue *)parts->send_queue)->cq;
     conn->recv_cq = &((CompletionQueue *)parts->recv_queue)->cq;
-    if (!rdmacm_port_attach(((Port *)parts->port)->port, conn)) {
+    enter_core();
+    bool done = rdmacm_port_attach(((Port *)parts->port)->port, conn);
+    *self->is_shared |= done;
+    rdmacm_leave();
+    if (!done) {
         PyErr_SetString(PyExc_ValueError, "a second queue pair of the same number, or no memory");
         return false;
     }
     self->port = (Port *)Py_NewRef(parts->port);
     self->core = Py_NewRef(parts->core);
-    *self->is_shared = true;
     self->qp = Py_NewRef(parts->qp);
     self->send_queue = Py_NewRef(parts->send_queue);
     self->recv_queue = Py_NewRef(parts->recv_queue);
@@ -143,10 +158,10 @@ int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
 }
 
 int queue_pair_clear(QueuePair *self) {
-    if (self->port && self->port->port && self->conn->port) {
-        take_lock(self->port->lock);
+    if (self->port && self->port->port) {
+        enter_core();
         rdmacm_port_detach(self->conn);
-        rdmacm_lock_release(&self->port->lock->lock);
+        rdmacm_leave();
     }
     if (self->core)
         *self->is_shared = false;

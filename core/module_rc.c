@@ -6,7 +6,7 @@
 PyTypeObject *core_type;
 static PyObject *s_opcode, *s_segments, *s_signaled, *s_solicited, *s_fence, *s_remote_addr, *s_rkey, *s_wr_id,
     *s_length, *s_first_psn, *s_last_psn, *s_received_bytes, *s_requested_packets;
-/* Too large for a stack. */
+/* Too large for a stack. One call at a time uses it, because it keeps the interpreter's lock. */
 static struct rdmacm_out out;
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
@@ -74,8 +74,10 @@ static PyObject *core_set_flow(RcCore *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "pIp", &incoming, &base, &is_ipv6))
         return NULL;
     struct rdmacm_flow *flow = incoming ? &self->rc.flow_in : &self->rc.flow_out;
+    bool is_entered = enter_shared(&self->is_shared);
     flow->base = base;
     flow->is_ipv6 = is_ipv6;
+    leave_shared(is_entered);
     Py_RETURN_NONE;
 }
 
@@ -205,7 +207,10 @@ static int post_send(RcCore *self, PyObject *work, bool has_begun) {
         send.data = hold->view.buf;
         send.length = (uint32_t)hold->view.len;
     }
-    if (!(has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    bool done = (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
+    leave_shared(is_entered);
+    if (!done) {
         drop_hold(hold);
         return 0;
     }
@@ -229,7 +234,10 @@ static PyObject *core_post_recv(RcCore *self, PyObject *work) {
         recv.data = hold->view.buf;
         recv.length = (uint64_t)hold->view.len;
     }
-    if (!rdmacm_rc_post_recv(&self->rc, &recv)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    bool done = rdmacm_rc_post_recv(&self->rc, &recv);
+    leave_shared(is_entered);
+    if (!done) {
         drop_hold(hold);
         Py_RETURN_FALSE;
     }
@@ -248,19 +256,26 @@ PyObject *join_pieces(const struct rdmacm_out *from, const struct rdmacm_datagra
     return bytes;
 }
 
-/* The datagrams of `out`, as a list of ([bytes], segment). */
-static PyObject *make_datagrams(void) {
-    struct {
-        PyObject *bytes;
-        size_t segment;
-    } made[RDMACM_BUILD_LIMIT + 2];
-    size_t count = out.datagrams_count, done = 0;
-    for (; done < count; done++) {
+struct made {
+    PyObject *bytes;
+    size_t segment;
+};
+
+/* The bytes of the datagrams of `out`; how many there are. To make bytes runs no other code, so this is done where the
+ * mutex is held. */
+static size_t copy_datagrams(struct made *made) {
+    size_t done = 0;
+    for (; done < out.datagrams_count; done++) {
         made[done].segment = out.datagrams[done].segment;
         made[done].bytes = join_pieces(&out, &out.datagrams[done]);
         if (!made[done].bytes)
             break;
     }
+    return done;
+}
+
+/* A list of ([bytes], segment) of the `done` datagrams, if that is all. */
+static PyObject *list_datagrams(const struct made *made, size_t done, size_t count) {
     PyObject *list = done == count ? PyList_New((Py_ssize_t)count) : NULL;
     for (size_t i = 0; i < done; i++) {
         PyObject *item = list ? Py_BuildValue("([O]n)", made[i].bytes, (Py_ssize_t)made[i].segment) : NULL;
@@ -292,17 +307,14 @@ static bool append_wc(RcCore *self, const struct rdmacm_completion *completion, 
     return done;
 }
 
-/* Append the completions to a list. Each leaves the queue first, because what follows may run any code. */
-static bool drain(RcCore *self, PyObject *completed) {
-    struct rdmacm_rc *rc = &self->rc;
+/* Append completions that were moved to a list, and free them. */
+static bool append_all(RcCore *self, struct rdmacm_completion *completions, size_t count, PyObject *completed) {
     bool is_right = true;
-    while (rc->completions_count && is_right) {
-        struct rdmacm_completion completion = rc->completions[0];
-        rc->completions_count--;
-        memmove(rc->completions, rc->completions + 1, rc->completions_count * sizeof completion);
-        is_right = append_wc(self, &completion, completed);
-        drop_hold(completion.hold);
+    for (size_t i = 0; i < count; i++) {
+        is_right = is_right && append_wc(self, &completions[i], completed);
+        drop_hold(completions[i].hold);
     }
+    PyMem_Free(completions);
     return is_right;
 }
 
@@ -315,9 +327,14 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
         return NULL;
     size_t accepted, size = (size_t)data.len;
     int32_t first;
+    bool is_entered = enter_shared(&self->is_shared);
     size_t taken = rdmacm_rc_take(&self->rc, data.buf, size, segment > 0 ? (size_t)segment : 0, now, &accepted, &first);
+    struct rdmacm_rc *rc = &self->rc;
+    size_t count;
+    struct rdmacm_completion *completions = move_completions(rc->completions, &rc->completions_count, &count);
+    leave_shared(is_entered);
     PyBuffer_Release(&data);
-    if (self->rc.completions_count && !drain(self, completed))
+    if (!append_all(self, completions, count, completed))
         return NULL;
     if (taken == size)
         return PyLong_FromSize_t(accepted);
@@ -331,16 +348,29 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
         return NULL;
     if (!self->rc.usual)
         Py_RETURN_NONE;
-    if (!rdmacm_rc_build(&self->rc, &out, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now))
+    struct made made[RDMACM_BUILD_LIMIT + 2];
+    size_t done = 0, count = 0;
+    bool is_entered = enter_shared(&self->is_shared);
+    bool is_built =
+        rdmacm_rc_build(&self->rc, &out, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
+    if (is_built) {
+        count = out.datagrams_count;
+        done = copy_datagrams(made);
+    }
+    leave_shared(is_entered);
+    if (!is_built)
         Py_RETURN_NONE;
-    return make_datagrams();
+    return list_datagrams(made, done, count);
 }
 
 static PyObject *core_timer(RcCore *self, PyObject *argument) {
     double now = PyFloat_AsDouble(argument);
     if (now == -1.0 && PyErr_Occurred())
         return NULL;
-    return PyBool_FromLong(rdmacm_rc_timer(&self->rc, now));
+    bool is_entered = enter_shared(&self->is_shared);
+    bool done = rdmacm_rc_timer(&self->rc, now);
+    leave_shared(is_entered);
+    return PyBool_FromLong(done);
 }
 
 /* Names in EngineCounters (proto/engine.py): of its counter and of the count there. */
@@ -360,14 +390,25 @@ static const struct {
     [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
 };
 
-PyObject *take_counts(struct rdmacm_rc *rc) {
-    PyObject *list = PyList_New(0);
+void pop_counts(struct rdmacm_rc *rc, struct counts *counts) {
+    counts->no_receive = 0;
+    memcpy(counts->of_connection, rc->counts, sizeof rc->counts);
+    memset(rc->counts, 0, sizeof rc->counts);
     rc->has_counts = false;
+}
+
+PyObject *list_counts(const struct counts *counts) {
+    PyObject *list = PyList_New(0);
+    if (list && counts->no_receive) {
+        PyObject *item = Py_BuildValue("ssk", "dropped", "no receive", counts->no_receive);
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
     for (size_t i = 0; list && i < RDMACM_COUNTS; i++) {
-        if (!rc->counts[i])
+        if (!counts->of_connection[i])
             continue;
-        PyObject *item = Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, rc->counts[i]);
-        rc->counts[i] = 0;
+        PyObject *item = Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of_connection[i]);
         if (!item || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);
@@ -375,20 +416,40 @@ PyObject *take_counts(struct rdmacm_rc *rc) {
     return list;
 }
 
-static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) { return take_counts(&self->rc); }
+static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) {
+    struct counts counts;
+    bool is_entered = enter_shared(&self->is_shared);
+    pop_counts(&self->rc, &counts);
+    leave_shared(is_entered);
+    return list_counts(&counts);
+}
 
 static PyObject *core_to_send(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    return PyLong_FromLong(rdmacm_rc_to_send(&self->rc));
+    bool is_entered = enter_shared(&self->is_shared);
+    int to_send = rdmacm_rc_to_send(&self->rc);
+    leave_shared(is_entered);
+    return PyLong_FromLong(to_send);
 }
 
 static PyObject *core_begin(RcCore *self, PyObject *send_index) {
     size_t index = PyLong_AsSize_t(send_index);
     if (index == (size_t)-1 && PyErr_Occurred())
         return NULL;
-    if (!rdmacm_rc_begin(&self->rc))
-        Py_RETURN_FALSE;
-    self->rc.send_index = index;
-    Py_RETURN_TRUE;
+    bool is_entered = enter_shared(&self->is_shared);
+    bool done = rdmacm_rc_begin(&self->rc);
+    if (done) {
+        self->rc.is_held = true;
+        self->rc.send_index = index;
+    }
+    leave_shared(is_entered);
+    return PyBool_FromLong(done);
+}
+
+static PyObject *core_filled(RcCore *self, PyObject *Py_UNUSED(ignored)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    self->rc.is_held = false;
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
 }
 
 static bool set_number(PyObject *object, PyObject *name, uint32_t value) {
@@ -418,8 +479,11 @@ static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *current = NULL, *result = NULL;
     if (!sends || !recvs || !responses || !resources)
         goto done;
+    /* From here on the queues are Python's. */
+    bool is_entered = enter_shared(&self->is_shared);
+    rc->usual = rc->is_held = false;
+    leave_shared(is_entered);
     size_t begun = rc->begun, send_index = rc->send_index;
-    rc->usual = false;
     while (rc->sends_count) {
         struct rdmacm_send send = *rdmacm_rc_send_at(rc, 0);
         bool has_begun = rc->begun > 0;
@@ -534,21 +598,22 @@ static PyMemberDef core_members[] = {
 };
 
 static PyObject *get_deadline(RcCore *self, void *Py_UNUSED(closure)) {
-    if (!self->rc.has_deadline)
-        Py_RETURN_NONE;
-    return PyFloat_FromDouble(self->rc.deadline);
+    bool is_entered = enter_shared(&self->is_shared);
+    bool has_deadline = self->rc.has_deadline;
+    double deadline = self->rc.deadline;
+    leave_shared(is_entered);
+    return has_deadline ? PyFloat_FromDouble(deadline) : Py_NewRef(Py_None);
 }
 
 static int set_deadline(RcCore *self, PyObject *value, void *Py_UNUSED(closure)) {
-    if (!value || value == Py_None) {
-        self->rc.has_deadline = false;
-        return 0;
-    }
-    double deadline = PyFloat_AsDouble(value);
+    bool has_deadline = value && value != Py_None;
+    double deadline = has_deadline ? PyFloat_AsDouble(value) : 0;
     if (deadline == -1.0 && PyErr_Occurred())
         return -1;
-    self->rc.has_deadline = true;
+    bool is_entered = enter_shared(&self->is_shared);
+    self->rc.has_deadline = has_deadline;
     self->rc.deadline = deadline;
+    leave_shared(is_entered);
     return 0;
 }
 
@@ -581,7 +646,8 @@ static PyGetSetDef core_getset[] = {
 static PyMethodDef core_methods[] = {
     {"core_set_flow", (PyCFunction)core_set_flow, METH_VARARGS, "core_set_flow(incoming, base, is_ipv6)"},
     {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS, "core_set_memory(regions, pd)"},
-    {"core_begin", (PyCFunction)core_begin, METH_O, "core_begin(send_index): use the queues here, if that is possible."},
+    {"core_begin", (PyCFunction)core_begin, METH_O, "core_begin(send_index): have the queues here, if that is possible, to be filled until core_filled()."},
+    {"core_filled", (PyCFunction)core_filled, METH_NOARGS, "The queues have all that was posted."},
     {"core_adopt_send", (PyCFunction)core_adopt_send, METH_O, "core_adopt_send(work): as post, for one that has begun."},
     {"core_end", (PyCFunction)core_end, METH_NOARGS, "Hand the queues back."},
     {"core_post_send", (PyCFunction)core_post_send, METH_O, "core_post_send(work): False if it was not taken."},

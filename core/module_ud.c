@@ -119,7 +119,9 @@ static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
         recv.data = hold->view.buf;
         recv.length = (uint64_t)hold->view.len;
     }
+    bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_ud_post_recv(&self->ud, &recv);
+    leave_shared(is_entered);
     if (!done)
         drop_hold(hold);
     return answer(done);
@@ -148,7 +150,9 @@ static bool append(PyObject *list, PyObject *object) {
 
 static PyObject *ud_end_sends(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
-    self->ud.core_sends = false;
+    bool is_entered = enter_shared(&self->is_shared);
+    self->ud.core_sends = false; /* from here on the queue is Python's */
+    leave_shared(is_entered);
     while (list && self->ud.sends_count) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(&self->ud);
         bool done = append(list, object_of_send(&send));
@@ -161,7 +165,9 @@ static PyObject *ud_end_sends(UdCore *self, PyObject *Py_UNUSED(ignored)) {
 
 static PyObject *ud_end_receives(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
-    self->ud.core_receives = false;
+    bool is_entered = enter_shared(&self->is_shared);
+    self->ud.core_receives = false; /* from here on the queue is Python's */
+    leave_shared(is_entered);
     while (list && self->ud.recvs_count) {
         struct rdmacm_recv recv = rdmacm_ud_pop_recv(&self->ud);
         bool done = append(list, work_of_recv(&recv));
@@ -176,11 +182,16 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
     unsigned long long length = PyLong_AsUnsignedLongLong(argument);
     if (length == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    if (!self->ud.recvs_count)
+    bool is_entered = enter_shared(&self->is_shared);
+    bool has_one = self->ud.recvs_count, has_room = has_one && rdmacm_ud_recv_at(&self->ud, 0)->length >= length;
+    struct rdmacm_recv recv = {0};
+    if (has_room)
+        recv = rdmacm_ud_pop_recv(&self->ud);
+    leave_shared(is_entered);
+    if (!has_one)
         Py_RETURN_NONE;
-    if (rdmacm_ud_recv_at(&self->ud, 0)->length < length)
+    if (!has_room)
         Py_RETURN_FALSE;
-    struct rdmacm_recv recv = rdmacm_ud_pop_recv(&self->ud);
     PyObject *work = work_of_recv(&recv);
     drop_hold(recv.hold);
     return work;
@@ -188,19 +199,16 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
 
 /* -- packets --------------------------------------------------------------------------------------------------------- */
 
-/* Append the completions to a list. Each leaves the queue first, because what follows may run any code. */
-static bool drain(UdCore *self, PyObject *completed) {
-    struct rdmacm_ud *ud = &self->ud;
+/* Append completions that were moved to a list, and free them. */
+static bool append_all(struct rdmacm_completion *completions, size_t count, uint32_t qp_num, PyObject *completed) {
     bool is_right = true;
-    while (ud->completions_count && is_right) {
-        struct rdmacm_completion completion = ud->completions[0];
-        ud->completions_count--;
-        memmove(ud->completions, ud->completions + 1, ud->completions_count * sizeof completion);
-        PyObject *wr_id = wr_id_of(completion.hold);
-        is_right = wr_id && append(completed, make_wc(wr_id, &completion, ud->qp_num));
+    for (size_t i = 0; i < count; i++) {
+        PyObject *wr_id = is_right ? wr_id_of(completions[i].hold) : NULL;
+        is_right = wr_id && append(completed, make_wc(wr_id, &completions[i], qp_num));
         Py_XDECREF(wr_id);
-        drop_hold(completion.hold);
+        drop_hold(completions[i].hold);
     }
+    PyMem_Free(completions);
     return is_right;
 }
 
@@ -215,6 +223,8 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
                           &destination_length, &base, &traffic_class, &hop_limit, &PyList_Type, &completed))
         return NULL;
     size_t size = (size_t)data.len, taken = 0, accepted = 0, no_receive = 0;
+    size_t count = 0;
+    struct rdmacm_completion *completions = NULL;
     bool is_right = source_length == destination_length && (source_length == 4 || source_length == 16);
     if (is_right) {
         struct rdmacm_ud_source from = {
@@ -224,13 +234,16 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
         };
         memcpy(from.source, source, (size_t)source_length);
         memcpy(from.destination, destination, (size_t)destination_length);
+        bool is_entered = enter_shared(&self->is_shared);
         taken = rdmacm_ud_take(&self->ud, data.buf, size, segment > 0 ? (size_t)segment : 0, &from, &accepted,
                                &no_receive);
+        completions = move_completions(self->ud.completions, &self->ud.completions_count, &count);
+        leave_shared(is_entered);
     }
     PyBuffer_Release(&data);
     if (!is_right)
         return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes are wanted");
-    if (self->ud.completions_count && !drain(self, completed))
+    if (!append_all(completions, count, self->ud.qp_num, completed))
         return NULL;
     return Py_BuildValue("nnn", (Py_ssize_t)taken, (Py_ssize_t)accepted, (Py_ssize_t)no_receive);
 }
@@ -278,8 +291,12 @@ static PyObject *ud_build(UdCore *self, PyObject *args) {
         Py_DECREF(made[i].route);
         Py_DECREF(made[i].bytes);
     }
-    if (list && self->ud.completions_count && !self->is_shared && !drain(self, completed))
-        Py_CLEAR(list);
+    if (list && !self->is_shared) {
+        struct rdmacm_completion *completions =
+            move_completions(self->ud.completions, &self->ud.completions_count, &count);
+        if (!append_all(completions, count, self->ud.qp_num, completed))
+            Py_CLEAR(list);
+    }
     return list;
 }
 

@@ -49,8 +49,7 @@ struct rdmacm_port *rdmacm_port_new(void) {
 }
 
 void rdmacm_port_free(struct rdmacm_port *port) {
-    for (struct rdmacm_arrival *arrival; (arrival = rdmacm_port_take_arrival(port));)
-        free(arrival);
+    rdmacm_port_clear_arrivals(port);
     free(port->sources);
     free(port->table);
     free(port);
@@ -91,6 +90,13 @@ static struct rdmacm_conn *find(const struct rdmacm_port *port, uint32_t qp_num)
     return port->table_count ? port->table[slot_of(port->table, port->table_capacity, qp_num)] : NULL;
 }
 
+static size_t count_of(const struct rdmacm_arrival *arrival, uint32_t qp_num) {
+    size_t count = 0;
+    for (; arrival; arrival = arrival->next)
+        count += arrival->qp_num == qp_num;
+    return count;
+}
+
 bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn) {
     if (2 * (port->table_count + 1) > port->table_capacity) {
         size_t capacity = port->table_capacity ? 2 * port->table_capacity : LEAST_TABLE;
@@ -112,8 +118,7 @@ bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn) {
     conn->port = port;
     if (port->service && port->table_count == 1)
         rdmacm_service_wake(port);
-    for (struct rdmacm_arrival *arrival = port->arrivals; arrival; arrival = arrival->next)
-        conn->queued += arrival->qp_num == conn->qp_num;
+    conn->queued = count_of(port->arrivals, conn->qp_num) + count_of(port->processing, conn->qp_num);
     return true;
 }
 
@@ -246,6 +251,9 @@ void rdmacm_port_count_lost(struct rdmacm_port *port, int code) {
         port->lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
 }
 
+/* Whether the core has the queues of a connection, and its owner is not about to move them. */
+static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->usual && !conn->rc->is_held; }
+
 static void see_counts(struct rdmacm_conn *conn) {
     if (conn->rc->has_counts)
         rdmacm_port_list_event(conn, RDMACM_EVENT_COUNTS);
@@ -257,7 +265,7 @@ static size_t transmit(struct rdmacm_conn *conn, size_t limit, double now) {
         return rdmacm_ud_transmit(conn->ud, limit);
     struct rdmacm_port *port = conn->port;
     struct rdmacm_out *out = &port->out;
-    if (!conn->rc->usual || !rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now)) {
+    if (!is_usual(conn) || !rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now)) {
         rdmacm_port_list_event(conn, RDMACM_EVENT_TURN);
         return 0;
     }
@@ -283,7 +291,7 @@ static void list_timer(struct rdmacm_conn *conn) {
 }
 
 void rdmacm_port_see_timer(struct rdmacm_conn *conn) {
-    if (!conn->rc || !conn->rc->has_deadline)
+    if (!conn->rc || !is_usual(conn) || !conn->rc->has_deadline)
         return;
     if (!conn->has_timer)
         rdmacm_port_list_event(conn, RDMACM_EVENT_TIMER);
@@ -305,10 +313,11 @@ void rdmacm_port_call_timers(struct rdmacm_port *port, double now) {
     for (struct rdmacm_conn *conn = port->timers, *next; conn; conn = next) {
         struct rdmacm_rc *rc = conn->rc;
         next = conn->next_timer;
-        if (rc->has_deadline && rc->deadline <= now && left) {
-            left--;
+        bool is_owners = !is_usual(conn);
+        if (is_owners || (rc->has_deadline && rc->deadline <= now && left)) {
+            left -= !is_owners;
             /* A packet that waits for the owner may be the answer. */
-            if (conn->queued || !rdmacm_rc_timer(rc, now)) {
+            if (is_owners || conn->queued || !rdmacm_rc_timer(rc, now)) {
                 unlist_timer(port, conn);
                 if (!conn->has_timer)
                     rdmacm_port_list_event(conn, RDMACM_EVENT_TIMER);
@@ -345,7 +354,7 @@ void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
         struct rdmacm_conn *conn = port->acks;
         port->acks = conn->next_ack;
         conn->in_acks = false;
-        if (rdmacm_rc_to_send(conn->rc))
+        if (!is_usual(conn) || rdmacm_rc_to_send(conn->rc))
             transmit(conn, TURN, now);
     }
 }
@@ -377,19 +386,28 @@ void rdmacm_port_posted(struct rdmacm_conn *conn, double now) {
 
 /* -- receiving ------------------------------------------------------------------------------------------------------- */
 
-struct rdmacm_arrival *rdmacm_port_take_arrival(struct rdmacm_port *port) {
-    struct rdmacm_arrival *arrival = port->arrivals;
-    if (arrival) {
-        port->arrivals = arrival->next;
-        if (!port->arrivals)
-            port->arrivals_end = &port->arrivals;
-        port->arrivals_count--;
-        port->arrivals_bytes -= arrival->size;
+struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port) {
+    rdmacm_port_end_arrivals(port);
+    port->processing = port->arrivals;
+    port->arrivals = NULL;
+    port->arrivals_end = &port->arrivals;
+    port->arrivals_count = port->arrivals_bytes = 0;
+    return port->processing;
+}
+
+void rdmacm_port_end_arrivals(struct rdmacm_port *port) {
+    for (struct rdmacm_arrival *arrival; (arrival = port->processing);) {
+        port->processing = arrival->next;
         struct rdmacm_conn *conn = find(port, arrival->qp_num);
         if (conn && conn->queued)
             conn->queued--;
+        free(arrival);
     }
-    return arrival;
+}
+
+void rdmacm_port_clear_arrivals(struct rdmacm_port *port) {
+    rdmacm_port_take_arrivals(port);
+    rdmacm_port_end_arrivals(port);
 }
 
 /* Leave a datagram, from byte `at` on, to the owner. */
@@ -441,7 +459,7 @@ void rdmacm_port_count_dropped(struct rdmacm_port *port) {
 /* Process a datagram in the port's buffer, or the packets of a train; return the bytes of those processed. */
 static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, double now) {
     struct rdmacm_rc *rc = conn->rc;
-    if (!rc->usual || !is_from_peer(conn, from))
+    if (!is_usual(conn) || !is_from_peer(conn, from))
         return 0;
     size_t accepted;
     int32_t first;

@@ -183,6 +183,7 @@ struct rdmacm_rc {
 
     /* states */
     bool usual; /* whether the core has the queues */
+    bool is_held; /* whether they are being filled: the port leaves the connection alone */
     bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
 
     /* requester */

@@ -1,8 +1,8 @@
 /* The socket layer of the compiled core: it reads UDP sockets, finds the connection of each packet, sends what follows,
  * and collects completions. docs/core.md describes it.
  *
- * One lock guards a port with its connections, their regions and their completion queues. The caller of every function
- * here holds it, unless the function's comment says otherwise. Nothing here knows Python.
+ * One mutex guards ports, their connections, regions and completion queues. The caller of every function here holds it,
+ * unless the function's comment says otherwise. Nothing here knows Python.
  */
 #ifndef RDMACM_PORT_H
 #define RDMACM_PORT_H
@@ -17,7 +17,7 @@
 
 /* -- the lock -------------------------------------------------------------------------------------------------------- */
 
-/* A mutex that its holder may take again. */
+/* The lock of a runtime: a mutex that its holder may take again. The thread that serves peers never takes it. */
 struct rdmacm_lock {
     pthread_mutex_t mutex;
     _Atomic(uintptr_t) owner; /* stands for the thread that holds it; 0: none */
@@ -30,10 +30,24 @@ void rdmacm_lock_destroy(struct rdmacm_lock *lock);
 bool rdmacm_lock_try(struct rdmacm_lock *lock);
 /* Wait for it. */
 void rdmacm_lock_take(struct rdmacm_lock *lock);
-/* Wait for it a millisecond or so; whether it was taken. */
-bool rdmacm_lock_take_soon(struct rdmacm_lock *lock);
 /* False, with nothing done, if this thread does not have it. */
 bool rdmacm_lock_release(struct rdmacm_lock *lock);
+
+/* The mutex of the core: one for the process, because the memory and the completion queues that ports use are not those
+ * of one port. Its holder waits for nothing but system calls, and so never for the interpreter. fork(2) waits for it: in
+ * the child nobody has it, and nothing that it guards is half changed. */
+void rdmacm_enter(void);
+/* Take it if nobody has it. */
+bool rdmacm_try_enter(void);
+void rdmacm_leave(void);
+/* When the core is loaded. */
+void rdmacm_mutex_init(void);
+/* End the process if this thread has the mutex where it may wait for the interpreter: in builds with checks. */
+#ifdef RDMACM_CHECKS
+void rdmacm_check_outside(const char *where);
+#else
+static inline void rdmacm_check_outside(const char *where) { (void)where; }
+#endif
 
 /* The first member of each hold (rdmacm_send.hold and others), so that holds can be listed. */
 struct rdmacm_hold {
@@ -46,7 +60,7 @@ struct rdmacm_hold {
 struct rdmacm_entry {
     void *object; /* the owner's completion; NULL: one of the core */
     struct rdmacm_completion completion;
-    uint32_t qp_num;
+    uint32_t qp_num; /* of either */
 };
 
 struct rdmacm_cq {
@@ -65,6 +79,8 @@ struct rdmacm_entry *rdmacm_cq_at(struct rdmacm_cq *cq, size_t index);
 /* False without memory. Does not look at `limit`. */
 bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry);
 void rdmacm_cq_pop(struct rdmacm_cq *cq);
+/* Remove the first `most` completions of a queue pair; how many there were. */
+size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_entry *removed, size_t most);
 void rdmacm_cq_free(struct rdmacm_cq *cq);
 
 /* -- routes ----------------------------------------------------------------------------------------------------------- */
@@ -108,7 +124,7 @@ struct rdmacm_conn {
     struct rdmacm_route route;
     /* Requests posted here, less those completed here, since the owner has looked. */
     int64_t sends_change, recvs_change;
-    size_t queued; /* datagrams of it in the port's queue: later ones have to wait behind them */
+    size_t queued; /* its datagrams that wait for the owner, or that it processes: later ones wait behind them */
     unsigned events;
     bool has_timer; /* whether the owner will call its timer, at some time */
     bool in_acks, in_ready, in_events, in_timers;
@@ -188,6 +204,7 @@ struct rdmacm_port {
     struct rdmacm_hold *finished; /* holds of requests that make no completion */
     struct rdmacm_arrival *arrivals, **arrivals_end;
     size_t arrivals_count, arrivals_bytes;
+    struct rdmacm_arrival *processing; /* those that the owner has taken, and may not have processed yet */
     bool has_added; /* whether a completion was added since the owner has looked */
 
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
@@ -230,8 +247,13 @@ void rdmacm_port_call_timers(struct rdmacm_port *port, double now);
 void rdmacm_port_take_turns(struct rdmacm_port *port, double now);
 /* Send what was just posted, and the ACKs that wait. */
 void rdmacm_port_posted(struct rdmacm_conn *conn, double now);
-/* The first of the arrivals, which the caller frees; NULL: there is none. */
-struct rdmacm_arrival *rdmacm_port_take_arrival(struct rdmacm_port *port);
+/* Take the arrivals to process them, oldest first; those taken before are processed. Until they are, later packets of
+ * their connections wait behind them. NULL: there are none. */
+struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port);
+/* Those that were taken are processed. */
+void rdmacm_port_end_arrivals(struct rdmacm_port *port);
+/* Drop all. */
+void rdmacm_port_clear_arrivals(struct rdmacm_port *port);
 /* Whether the owner has something to do. */
 bool rdmacm_port_needs_owner(const struct rdmacm_port *port);
 
@@ -257,8 +279,8 @@ size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit);
 
 /* Start a thread that serves the peers of a port while `calls` stands still. Where the owner has something to do it
  * makes `signal_fd` readable, an eventfd(2). False if the system refuses; then nothing has changed. */
-bool rdmacm_service_start(struct rdmacm_port *port, struct rdmacm_lock *lock, int signal_fd);
-/* End the thread, and wait for its end. The caller may have the lock or not. */
+bool rdmacm_service_start(struct rdmacm_port *port, int signal_fd);
+/* End the thread, and wait for its end. The caller does not hold the mutex. */
 void rdmacm_service_stop(struct rdmacm_port *port);
 /* There is a connection, or another socket. */
 void rdmacm_service_wake(struct rdmacm_port *port);

@@ -16,7 +16,6 @@
 
 struct rdmacm_service {
     struct rdmacm_port *port;
-    struct rdmacm_lock *lock;
     pthread_t thread;
     int wake_fd;   /* an eventfd(2) that ends its sleep */
     int signal_fd; /* the owner's */
@@ -38,7 +37,7 @@ static void signal_owner(struct rdmacm_service *service) {
         }
 }
 
-/* Read what is there; then call the timers, as an answer that has arrived stops one. The lock is held. */
+/* Read what is there; then call the timers, as an answer that has arrived stops one. */
 static void serve(struct rdmacm_port *port, const struct pollfd *sources, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (sources[i].revents & POLLIN)
@@ -61,7 +60,7 @@ static bool has_error(const struct pollfd *sources, size_t count) {
     return false;
 }
 
-/* The sockets to wait for; none while the owner has so much to do that more has to stay in them. The lock is held. */
+/* The sockets to wait for; none while the owner has so much to do that more has to stay in them. */
 static size_t list_sources(const struct rdmacm_port *port, struct pollfd *sources) {
     if (!port->is_enabled || !port->table_count || port->arrivals_count >= RDMACM_QUEUE_DATAGRAMS ||
         port->arrivals_bytes >= RDMACM_QUEUE_BYTES)
@@ -72,7 +71,7 @@ static size_t list_sources(const struct rdmacm_port *port, struct pollfd *source
     return count;
 }
 
-/* Milliseconds to wait for the sockets. The lock is held. */
+/* Milliseconds to wait for the sockets. */
 static int prepare_wait(struct rdmacm_service *service) {
     const struct rdmacm_port *port = service->port;
     service->until = port->timers_due;
@@ -112,8 +111,7 @@ static void *run(void *argument) {
         size_t count = 0;
         int wait = NAP;
         if (is_idle) {
-            if (!rdmacm_lock_take_soon(service->lock))
-                continue;
+            rdmacm_enter();
             is_idle = atomic_load(&port->calls) == seen;
             if (is_idle) {
                 serve(port, NULL, 0); /* what callers have deferred */
@@ -125,7 +123,7 @@ static void *run(void *argument) {
                 if (rdmacm_port_needs_owner(port))
                     signal_owner(service);
             }
-            rdmacm_lock_release(service->lock);
+            rdmacm_leave();
         }
         if (!is_idle || !count) {
             seen = atomic_load(&port->calls);
@@ -142,8 +140,7 @@ static void *run(void *argument) {
             signal_owner(service);
             poll(waited, 1, NAP);
         }
-        if (!rdmacm_lock_take_soon(service->lock))
-            continue;
+        rdmacm_enter();
         service->until = 0;
         is_idle = atomic_load(&port->calls) == seen;
         if (is_idle) {
@@ -151,17 +148,16 @@ static void *run(void *argument) {
             if (rdmacm_port_needs_owner(port))
                 signal_owner(service);
         }
-        rdmacm_lock_release(service->lock);
+        rdmacm_leave();
     }
     return NULL;
 }
 
-bool rdmacm_service_start(struct rdmacm_port *port, struct rdmacm_lock *lock, int signal_fd) {
+bool rdmacm_service_start(struct rdmacm_port *port, int signal_fd) {
     struct rdmacm_service *service = calloc(1, sizeof *service);
     if (!service)
         return false;
     service->port = port;
-    service->lock = lock;
     service->signal_fd = signal_fd;
     service->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     /* Signals are for the owner's threads. */
@@ -181,8 +177,10 @@ bool rdmacm_service_start(struct rdmacm_port *port, struct rdmacm_lock *lock, in
 }
 
 void rdmacm_service_stop(struct rdmacm_port *port) {
+    rdmacm_enter();
     struct rdmacm_service *service = port->service;
     port->service = NULL;
+    rdmacm_leave();
     atomic_store(&service->is_stopped, true);
     eventfd_write(service->wake_fd, 1);
     pthread_join(service->thread, NULL);

@@ -90,12 +90,22 @@ class _Completions(deque[WC]):
 
     __slots__ = ("limit", "owner", "waited", "watched")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
-        #: See :class:`rdmacm.proto._core.CompletionQueue`. Nothing here reads them but ``waited``.
+        #: See :class:`rdmacm.proto._core.CompletionQueue`. Nothing here reads ``watched`` and ``owner``.
         self.waited = self.watched = False
-        self.limit = 0
         self.owner: object = None
+        self.limit = limit
+
+    def add(self, found: list[WC]) -> int:
+        added = found[: max(0, self.limit - len(self))]
+        self.extend(added)
+        return len(added)
+
+    def resize(self, limit: int) -> int:
+        if len(self) <= limit:
+            self.limit = limit
+        return len(self)
 
     def poll(self, _count: int) -> None:
         """Nothing: the caller makes the progress, and takes what there is."""
@@ -148,7 +158,7 @@ class SoftCQ:
         #: poll takes them without sending the pending ACKs.
         self.queue: CompletionQueue | _Completions
         if compiled is None or not runtime.is_real_time:
-            self.queue = _Completions()
+            self.queue = _Completions(cqe)
         else:
             self.queue = compiled.CompletionQueue(mux.port, cqe)
             self.queue.owner = self
@@ -185,12 +195,8 @@ class SoftCQ:
         """Add completions of a queue pair, oldest first."""
         if self.overrun:
             return
-        queue = self.queue
-        if len(queue) + len(found) > self.cqe:
-            queue.extend(found[: self.cqe - len(queue)])
+        if self.queue.add(found) < len(found):
             self._overflow()
-        else:
-            queue.extend(found)
         waiters = self._runtime.waiters
         if waiters.polling:
             waiters.wake()
@@ -280,11 +286,11 @@ class SoftCQ:
         with self._runtime.lock:
             if self.overrun:
                 raise cm_error(errno.EINVAL, "the queue has overflowed", "resize_cq", hint="a new completion queue")
-            count = len(self.queue)
+            count = self.queue.resize(cqe)
             if count > cqe:
                 text = f"the queue has {count} completions, and would have room for {cqe}"
                 raise cm_error(errno.EINVAL, text, "resize_cq", hint="poll() them first")
-            self.cqe = self.queue.limit = cqe
+            self.cqe = cqe
 
     def destroy(self) -> None:
         with self._runtime.lock:

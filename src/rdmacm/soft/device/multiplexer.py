@@ -335,6 +335,8 @@ class QPMultiplexer:
                 now = self.runtime.clock()
             if found:
                 self._dispatch(found, now)
+                if port is not None:
+                    port.end_arrivals()
                 if self.pending_acks:
                     if result_queue:
                         self._deferrals += 1

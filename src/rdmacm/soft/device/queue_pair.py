@@ -421,10 +421,9 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     @property
     def deadline(self) -> float | None:
-        deadline = self._engine.deadline if self._engine is not None else None
-        if deadline is None and self.core is not None:
-            self.core.has_timer = False
-        return deadline
+        if self.core is not None:
+            return self.core.take_deadline()
+        return self._engine.deadline if self._engine is not None else None
 
     def timer(self, now: float) -> None:
         if self._engine is not None:

@@ -47,6 +47,7 @@ def begin(rc: RcState) -> None:
         rc.outstanding.clear()
         rc.pending_sends.clear()
         rc.recv_queue.clear()
+        rc.core_filled()
         rc.core_since = rc.expected_psn, rc.unacked_psn
     else:
         rc.core_end()
