@@ -215,7 +215,7 @@ static int poll_sockets(Port *self, const struct rdmacm_cq *queue) {
     struct rdmacm_port *port = self->port;
     if (queue->count) /* of the thread that serves peers */
         return POLLED;
-    if (!port->is_enabled || !port->table_count || port->arrivals || self->is_processing)
+    if (!port->is_enabled || !port->conns_count || port->arrivals || self->is_processing)
         return POLL_IN_PYTHON;
     double now = rdmacm_now();
     if (now >= self->progress_due) {
@@ -360,12 +360,7 @@ static PyObject *port_close(Port *self, PyObject *Py_UNUSED(ignored)) {
     }
     close_signal(self);
     enter_core();
-    for (size_t i = 0; i < port->table_capacity;) {
-        if (port->table[i])
-            rdmacm_port_detach(port->table[i]); /* another may move there */
-        else
-            i++;
-    }
+    rdmacm_port_forget_all(port);
     rdmacm_port_clear_arrivals(port);
     for (; port->added; port->added = port->added->next_added)
         port->added->is_listed = false;
@@ -540,6 +535,137 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
+/* -- queue pairs, and packets that none of them accepts --------------------------------------------------------------- */
+
+static PyObject *port_set_slots(Port *self, PyObject *slots) {
+    uint8_t own[RDMACM_SLOTS / 8] = {0};
+    Py_ssize_t count = slots == Py_None ? 0 : PyTuple_Check(slots) ? PyTuple_Size(slots) : -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        size_t slot = PyLong_AsSize_t(PyTuple_GetItem(slots, i));
+        if (slot < RDMACM_SLOTS)
+            own[slot >> 3] |= (uint8_t)(1u << (slot & 7));
+    }
+    if (count < 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "a tuple of slots or None is wanted");
+    if (PyErr_Occurred())
+        return NULL;
+    if (self->port) {
+        enter_core();
+        memcpy(self->port->own_slots, own, sizeof own);
+        self->port->shares_port = slots != Py_None;
+        rdmacm_leave();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_accept(Port *self, PyObject *args) {
+    unsigned int qp_num, scope = 0;
+    int accepts;
+    const char *remote = NULL, *local = NULL;
+    Py_ssize_t remote_length = 0, local_length = 0;
+    if (!PyArg_ParseTuple(args, "Ii|y#y#I", &qp_num, &accepts, &remote, &remote_length, &local, &local_length, &scope))
+        return NULL;
+    if (accepts < RDMACM_ACCEPTS_ANY || accepts > RDMACM_ACCEPTS_PEER || local_length != remote_length ||
+        (accepts == RDMACM_ACCEPTS_PEER && local_length != 4 && local_length != 16))
+        return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes are wanted");
+    if (!self->port)
+        Py_RETURN_NONE;
+    enter_core();
+    struct rdmacm_known *known = rdmacm_port_know(self->port, qp_num);
+    if (known) {
+        known->accepts = (enum rdmacm_acceptance)accepts;
+        if (accepts == RDMACM_ACCEPTS_PEER) {
+            known->is_ipv6 = local_length == 16;
+            memcpy(known->remote, remote, (size_t)remote_length);
+            memcpy(known->local, local, (size_t)local_length);
+            known->scope = scope;
+        }
+    }
+    rdmacm_leave();
+    if (!known)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *port_forget(Port *self, PyObject *argument) {
+    unsigned long qp_num = PyLong_AsUnsignedLong(argument);
+    if (qp_num == (unsigned long)-1 && PyErr_Occurred())
+        return NULL;
+    if (self->port) {
+        enter_core();
+        rdmacm_port_forget(self->port, (uint32_t)qp_num);
+        rdmacm_leave();
+    }
+    Py_RETURN_NONE;
+}
+
+static const char *const stray_names[RDMACM_STRAYS] = {
+    [RDMACM_SHORT] = "short",           [RDMACM_STRAY] = "stray",
+    [RDMACM_BACKLOG] = "backlog_full",  [RDMACM_SHORT_TRAIN] = "short",
+    [RDMACM_UNKNOWN_QP] = "unknown_qp", [RDMACM_WRONG_ADDRESS] = "address",
+    [RDMACM_WRONG_STATE] = "state",
+};
+
+static const char *const refusal_names[RDMACM_REFUSALS] = {
+    [RDMACM_REFUSED_LENGTH] = "length", [RDMACM_REFUSED_OPCODE] = "opcode",
+    [RDMACM_REFUSED_VERSION] = "version", [RDMACM_REFUSED_PKEY] = "pkey",
+    [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
+    [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
+};
+
+/* Append an item, which is taken over. The list is gone with an exception. */
+static void append(PyObject **list, PyObject *item) {
+    if (*list && (!item || PyList_Append(*list, item) < 0))
+        Py_CLEAR(*list);
+    Py_XDECREF(item);
+}
+
+static PyObject *port_take_strays(Port *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_port *port = self->port;
+    unsigned long counts[RDMACM_STRAYS] = {0};
+    if (!port)
+        Py_RETURN_NONE;
+    enter_core();
+    bool has_any = port->refusing;
+    for (size_t i = 0; i < RDMACM_STRAYS; i++)
+        has_any |= port->strays[i] > 0;
+    if (has_any) {
+        memcpy(counts, port->strays, sizeof counts);
+        memset(port->strays, 0, sizeof port->strays);
+    }
+    rdmacm_leave();
+    if (!has_any)
+        Py_RETURN_NONE;
+    PyObject *strays = PyList_New(0), *refused = PyList_New(0);
+    for (int i = 0; i < RDMACM_STRAYS; i++)
+        if (counts[i])
+            append(&strays, Py_BuildValue("Osk", i < RDMACM_SHORT_TRAIN ? Py_True : Py_False, stray_names[i], counts[i]));
+    for (;;) {
+        unsigned long of_one[RDMACM_REFUSALS];
+        enter_core();
+        struct rdmacm_known *known = port->refusing;
+        uint32_t qp_num = 0;
+        if (known) {
+            port->refusing = known->next;
+            known->is_listed = false;
+            qp_num = known->qp_num;
+            memcpy(of_one, known->refused, sizeof of_one);
+            memset(known->refused, 0, sizeof known->refused);
+        }
+        rdmacm_leave();
+        if (!known)
+            break;
+        for (size_t i = 0; i < RDMACM_REFUSALS; i++)
+            if (of_one[i])
+                append(&refused, Py_BuildValue("Isk", qp_num, refusal_names[i], of_one[i]));
+    }
+    if (strays && refused)
+        return Py_BuildValue("NN", strays, refused);
+    Py_XDECREF(strays);
+    Py_XDECREF(refused);
+    return NULL;
+}
+
 /* What is taken at a time. */
 enum { MOST_EVENTS = 32 };
 
@@ -638,7 +764,7 @@ static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
 GETTER(get_is_enabled, bool, self->port->is_enabled, PyBool_FromLong)
 GETTER(get_may_defer_acks, bool, self->port->may_defer_acks, PyBool_FromLong)
 /* Whether it reads the sockets for Python. */
-GETTER(get_is_active, bool, self->port->is_enabled && self->port->table_count, PyBool_FromLong)
+GETTER(get_is_active, bool, self->port->is_enabled && self->port->conns_count, PyBool_FromLong)
 GETTER(get_has_arrivals, bool, self->port->arrivals, PyBool_FromLong)
 GETTER(get_has_acks, bool, self->port->acks, PyBool_FromLong)
 GETTER(get_has_ready, bool, self->port->ready, PyBool_FromLong)
@@ -713,6 +839,14 @@ static PyMethodDef port_methods[] = {
     {"end_arrivals", (PyCFunction)port_end_arrivals, METH_NOARGS, "Those that were taken have been processed."},
     {"take_counts", (PyCFunction)port_take_counts, METH_NOARGS,
      "Packets lost: (errno, count); -1 stands for no room, -2 for trains that were cut, -3 for packets dropped."},
+    {"set_slots", (PyCFunction)port_set_slots, METH_O,
+     "set_slots(slots): those of this process, if it shares the port with others; else None."},
+    {"accept", (PyCFunction)port_accept, METH_VARARGS,
+     "accept(qp_num, whose, remote, local, scope): a queue pair accepts packets of all (0), of nobody (1), or those\n"
+     "between two addresses (2)."},
+    {"forget", (PyCFunction)port_forget, METH_O, "forget(qp_num): there is no such queue pair any more."},
+    {"take_strays", (PyCFunction)port_take_strays, METH_NOARGS,
+     "Packets dropped: (of the wire, reason, count) and (qp_num, reason, count); None: there were none."},
     {"take_events", (PyCFunction)port_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},
     {"take_added", (PyCFunction)port_take_added, METH_NOARGS, "(owner, solicited, overrun) of queues."},
     {NULL, NULL, 0, NULL},

@@ -25,9 +25,10 @@ enum {
     /* Packets that a connection sends in its turn, and that one call sends. */
     TURN = 64,
     MOST_SENT = 256,
+    /* Datagrams for other processes that may wait for the owner. */
+    MOST_OF_OTHERS = 64,
     /* Timers that one call calls. */
     MOST_TIMERS = 256,
-    LEAST_TABLE = 16,
 };
 
 double rdmacm_now(void) {
@@ -51,7 +52,8 @@ struct rdmacm_port *rdmacm_port_new(void) {
 void rdmacm_port_free(struct rdmacm_port *port) {
     rdmacm_port_clear_arrivals(port);
     free(port->sources);
-    free(port->table);
+    rdmacm_port_forget_all(port);
+    free(port->known);
     free(port);
 }
 
@@ -78,47 +80,16 @@ void rdmacm_port_remove_source(struct rdmacm_port *port, int fd) {
         port->recent = -1;
 }
 
-/* The slot of a connection, or the empty one where it would be. */
-static size_t slot_of(struct rdmacm_conn *const *table, size_t capacity, uint32_t qp_num) {
-    size_t at = rdmacm_home(qp_num, capacity);
-    while (table[at] && table[at]->qp_num != qp_num)
-        at = (at + 1) & (capacity - 1);
-    return at;
-}
-
-static struct rdmacm_conn *find(const struct rdmacm_port *port, uint32_t qp_num) {
-    return port->table_count ? port->table[slot_of(port->table, port->table_capacity, qp_num)] : NULL;
-}
-
-static size_t count_of(const struct rdmacm_arrival *arrival, uint32_t qp_num) {
-    size_t count = 0;
-    for (; arrival; arrival = arrival->next)
-        count += arrival->qp_num == qp_num;
-    return count;
-}
-
 bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn) {
-    if (2 * (port->table_count + 1) > port->table_capacity) {
-        size_t capacity = port->table_capacity ? 2 * port->table_capacity : LEAST_TABLE;
-        struct rdmacm_conn **table = calloc(capacity, sizeof(struct rdmacm_conn *));
-        if (!table)
-            return false;
-        for (size_t i = 0; i < port->table_capacity; i++)
-            if (port->table[i])
-                table[slot_of(table, capacity, port->table[i]->qp_num)] = port->table[i];
-        free(port->table);
-        port->table = table;
-        port->table_capacity = capacity;
-    }
-    size_t at = slot_of(port->table, port->table_capacity, conn->qp_num);
-    if (port->table[at])
+    struct rdmacm_known *known = rdmacm_port_know(port, conn->qp_num);
+    if (!known || known->conn)
         return false;
-    port->table[at] = conn;
-    port->table_count++;
+    known->conn = conn;
+    conn->known = known;
     conn->port = port;
-    if (port->service && port->table_count == 1)
+    port->conns_count++;
+    if (port->service && port->conns_count == 1)
         rdmacm_service_wake(port);
-    conn->queued = count_of(port->arrivals, conn->qp_num) + count_of(port->processing, conn->qp_num);
     return true;
 }
 
@@ -156,19 +127,9 @@ void rdmacm_port_detach(struct rdmacm_conn *conn) {
     UNLIST(port->ready, conn, next_ready, in_ready);
     UNLIST(port->events, conn, next_event, in_events);
     unlist_timer(port, conn);
-    struct rdmacm_conn **table = port->table;
-    size_t mask = port->table_capacity - 1, hole = slot_of(table, port->table_capacity, conn->qp_num);
-    if (table[hole] != conn)
-        return;
-    /* Close the gap: a later one moves there unless its home is between the gap and its slot. */
-    for (size_t at = (hole + 1) & mask; table[at]; at = (at + 1) & mask) {
-        if (((at - rdmacm_home(table[at]->qp_num, port->table_capacity)) & mask) >= ((at - hole) & mask)) {
-            table[hole] = table[at];
-            hole = at;
-        }
-    }
-    table[hole] = NULL;
-    port->table_count--;
+    conn->known->conn = NULL;
+    conn->known = NULL;
+    port->conns_count--;
 }
 
 void rdmacm_port_list_event(struct rdmacm_conn *conn, unsigned event) {
@@ -317,7 +278,7 @@ void rdmacm_port_call_timers(struct rdmacm_port *port, double now) {
         if (is_owners || (rc->has_deadline && rc->deadline <= now && left)) {
             left -= !is_owners;
             /* A packet that waits for the owner may be the answer. */
-            if (is_owners || conn->queued || !rdmacm_rc_timer(rc, now)) {
+            if (is_owners || conn->known->queued || !rdmacm_rc_timer(rc, now)) {
                 unlist_timer(port, conn);
                 if (!conn->has_timer)
                     rdmacm_port_list_event(conn, RDMACM_EVENT_TIMER);
@@ -387,46 +348,70 @@ void rdmacm_port_posted(struct rdmacm_conn *conn, double now) {
 /* -- receiving ------------------------------------------------------------------------------------------------------- */
 
 struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port) {
-    rdmacm_port_end_arrivals(port);
-    port->processing = port->arrivals;
-    port->arrivals = NULL;
-    port->arrivals_end = &port->arrivals;
-    port->arrivals_count = port->arrivals_bytes = 0;
-    return port->processing;
+    struct rdmacm_arrival *taken = port->arrivals, **rest = &port->arrivals, **end = &port->processing;
+    for (size_t count = 0; *rest && count < RDMACM_MOST_ARRIVALS; count++) {
+        port->arrivals_count--;
+        port->arrivals_bytes -= (*rest)->size;
+        rest = &(*rest)->next;
+    }
+    if (rest == &port->arrivals)
+        return NULL;
+    while (*end)
+        end = &(*end)->next;
+    *end = taken;
+    port->arrivals = *rest;
+    *rest = NULL;
+    if (!port->arrivals)
+        port->arrivals_end = &port->arrivals;
+    return taken;
 }
 
 void rdmacm_port_end_arrivals(struct rdmacm_port *port) {
     for (struct rdmacm_arrival *arrival; (arrival = port->processing);) {
         port->processing = arrival->next;
-        struct rdmacm_conn *conn = find(port, arrival->qp_num);
-        if (conn && conn->queued)
-            conn->queued--;
+        struct rdmacm_known *known = arrival->is_others ? &port->others : rdmacm_port_find(port, arrival->qp_num);
+        if (known && known->queued) { /* else it is a new one of the same number */
+            known->queued--;
+            known->queued_bytes -= known->queued_bytes < arrival->size ? known->queued_bytes : arrival->size;
+        }
         free(arrival);
     }
 }
 
 void rdmacm_port_clear_arrivals(struct rdmacm_port *port) {
-    rdmacm_port_take_arrivals(port);
+    while (rdmacm_port_take_arrivals(port)) {
+    }
     rdmacm_port_end_arrivals(port);
 }
 
-/* Leave a datagram, from byte `at` on, to the owner. */
-static void leave(struct rdmacm_port *port, struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at) {
-    size_t size = from->size - at;
+/* Leave `size` bytes of a datagram, from byte `at` on, to the owner. */
+static void leave(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at, size_t size,
+                  uint32_t qp_num) {
+    struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
+    bool is_others = !known;
+    if (is_others)
+        known = &port->others;
+    size_t most = is_others && port->shares_port ? MOST_OF_OTHERS : RDMACM_QUEUE_DATAGRAMS;
+    if (known->queued >= most || known->queued_bytes >= RDMACM_QUEUE_BYTES ||
+        port->arrivals_count >= RDMACM_ALL_DATAGRAMS || port->arrivals_bytes >= RDMACM_ALL_BYTES) {
+        port->strays[RDMACM_BACKLOG]++;
+        return;
+    }
     struct rdmacm_arrival *arrival = malloc(sizeof *arrival + size);
     if (!arrival) {
         rdmacm_port_count_lost(port, ENOMEM);
         return;
     }
-    if (conn)
-        conn->queued++;
+    known->queued++;
+    known->queued_bytes += size;
     arrival->next = NULL;
     arrival->source = from->source;
     memcpy(arrival->local, from->local, sizeof arrival->local);
     arrival->local_length = from->local_length;
     arrival->traffic_class = from->traffic_class;
     arrival->hop_limit = from->hop_limit;
-    arrival->qp_num = conn ? conn->qp_num : 0;
+    arrival->qp_num = qp_num;
+    arrival->is_others = is_others;
     arrival->segment = from->segment < size ? from->segment : 0;
     arrival->size = size;
     memcpy(arrival->data, port->buffer + at, size);
@@ -456,46 +441,24 @@ void rdmacm_port_count_dropped(struct rdmacm_port *port) {
     port->has_counts = true;
 }
 
-/* Process a datagram in the port's buffer, or the packets of a train; return the bytes of those processed. */
-static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, double now) {
+/* Process packets of a connection in the port's buffer, `size` bytes from byte `at` on; return the bytes of those
+ * processed, and add those that were not dropped to `accepted`. */
+static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at,
+                                    size_t size, double now, size_t *accepted) {
+    struct rdmacm_port *port = conn->port;
     struct rdmacm_rc *rc = conn->rc;
     if (!is_usual(conn) || !is_from_peer(conn, from))
         return 0;
-    size_t accepted;
+    size_t count;
     int32_t first;
-    size_t taken = rdmacm_rc_take(rc, conn->port->buffer, from->size, from->segment, now, &accepted, &first);
+    size_t taken = rdmacm_rc_take(rc, port->buffer + at, size, from->segment, now, &count, &first);
+    if (!taken)
+        return 0;
+    *accepted += count;
     see_counts(conn);
     rdmacm_port_complete(conn, rc->completions, rc->completions_count);
     rc->completions_count = 0;
-    if (!accepted && taken == from->size)
-        rdmacm_port_count_dropped(conn->port);
-    return taken;
-}
-
-static void deliver(struct rdmacm_port *port, const struct rdmacm_received *from, double now) {
-    const uint8_t *data = port->buffer;
-    struct rdmacm_conn *conn = NULL;
-    size_t taken = 0;
-    if (from->size >= RDMACM_SHORTEST_PACKET && (!from->segment || from->segment >= RDMACM_SHORTEST_PACKET))
-        conn = find(port, rdmacm_load32(data + 4) & 0xFFFFFF);
-    if (conn && !conn->queued) {
-        taken = conn->ud ? rdmacm_ud_deliver(conn->ud, from, 0) : deliver_to_connection(conn, from, now);
-        while (taken && from->size - taken >= RDMACM_SHORTEST_PACKET && conn->ud) { /* of another queue pair */
-            struct rdmacm_conn *other = find(port, rdmacm_load32(data + taken + 4) & 0xFFFFFF);
-            size_t more = other && other->ud && !other->queued ? rdmacm_ud_deliver(other->ud, from, taken) : 0;
-            if (!more)
-                break;
-            taken += more;
-        }
-    }
-    port->taken += taken > 0;
-    if (!conn || taken < from->size) {
-        leave(port, conn, from, taken);
-        return;
-    }
-    if (conn->ud) /* nothing has to be answered */
-        return;
-    int to_send = rdmacm_rc_to_send(conn->rc);
+    int to_send = rdmacm_rc_to_send(rc);
     if (to_send == 2) {
         list_ready(conn);
         rdmacm_port_take_turns(port, now);
@@ -507,6 +470,79 @@ static void deliver(struct rdmacm_port *port, const struct rdmacm_received *from
                 rdmacm_port_acknowledge(port, now);
         }
     }
+    return taken;
+}
+
+/* The number of the queue pair of the packet at byte `at`. */
+static uint32_t qp_num_at(const struct rdmacm_port *port, size_t at) {
+    return rdmacm_load32(port->buffer + at + 4) & 0xFFFFFF;
+}
+
+/* The end of the packets of a train that follow one another for one queue pair. */
+static size_t end_of_run(const struct rdmacm_port *port, const struct rdmacm_received *from, size_t at) {
+    uint32_t qp_num = qp_num_at(port, at);
+    if (!from->segment)
+        return from->size;
+    for (at += from->segment; at < from->size; at += from->segment)
+        if (from->size - at < RDMACM_SHORTEST_PACKET || qp_num_at(port, at) != qp_num)
+            return at;
+    return from->size;
+}
+
+/* Deliver the packets of a datagram from byte `at` to `end`, which are for one queue pair. Whether the core has processed
+ * some. */
+static bool deliver_run(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at, size_t end,
+                        double now) {
+    uint32_t qp_num = qp_num_at(port, at);
+    size_t accepted = 0, begin = at, step = from->segment ? from->segment : from->size;
+    bool is_taken = false;
+    while (at < end) {
+        const struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
+        struct rdmacm_conn *conn = known && !known->queued ? known->conn : NULL;
+        size_t taken = 0;
+        if (conn && conn->ud)
+            taken = rdmacm_ud_deliver(conn->ud, from, at, end - at, &accepted);
+        else if (conn)
+            taken = deliver_to_connection(conn, from, at, end - at, now, &accepted);
+        if (taken) {
+            is_taken = true;
+            at += taken;
+            continue;
+        }
+        size_t size = end - at < step ? end - at : step;
+        enum rdmacm_verdict verdict = rdmacm_port_judge(port, from, at, size, qp_num, at == begin);
+        if (verdict == RDMACM_KEPT) {
+            leave(port, from, at, end - at, qp_num);
+            return is_taken;
+        }
+        accepted += verdict == RDMACM_NOBODYS; /* no queue pair has dropped it */
+        at += size;
+    }
+    if (!accepted)
+        rdmacm_port_count_dropped(port);
+    return is_taken;
+}
+
+static void deliver(struct rdmacm_port *port, const struct rdmacm_received *from, double now) {
+    if (from->size < RDMACM_SHORTEST_PACKET || !from->local_length) {
+        port->strays[RDMACM_SHORT]++;
+        return;
+    }
+    if (from->segment && from->segment < RDMACM_SHORTEST_PACKET) {
+        port->strays[RDMACM_SHORT_TRAIN]++;
+        return;
+    }
+    bool is_taken = false;
+    for (size_t at = 0; at < from->size;) {
+        if (from->size - at < RDMACM_SHORTEST_PACKET) {
+            port->strays[RDMACM_SHORT_TRAIN]++;
+            break;
+        }
+        size_t end = end_of_run(port, from, at);
+        is_taken |= deliver_run(port, from, at, end, now);
+        at = end;
+    }
+    port->taken += is_taken;
 }
 
 static void read_control(struct msghdr *message, struct rdmacm_received *from) {
@@ -558,7 +594,7 @@ static int receive_one(struct rdmacm_port *port, int fd, struct rdmacm_received 
 }
 
 bool rdmacm_port_needs_owner(const struct rdmacm_port *port) {
-    return port->has_added || port->events || port->added || port->has_counts || port->arrivals || port->ready;
+    return port->has_added || port->events || port->added || port->arrivals || port->ready;
 }
 
 size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
@@ -567,8 +603,7 @@ size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
     size_t limit = port->busy_calls > STREAM ? BATCH : 1, count = 0;
     bool is_alone = true;
     double now = 0;
-    for (int errors = 0; count < limit && port->arrivals_count < most_left &&
-                         port->arrivals_bytes < RDMACM_QUEUE_BYTES;) {
+    for (int errors = 0; count < limit && port->arrivals_count < most_left;) {
         struct rdmacm_received from;
         int found = receive_one(port, fd, &from);
         if (found < 0) {

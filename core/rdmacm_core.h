@@ -260,6 +260,26 @@ struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index
 size_t rdmacm_rc_take(struct rdmacm_rc *rc, const uint8_t *data, size_t size, size_t segment, double now,
                       size_t *accepted, int32_t *first_identification);
 
+/* Why an engine drops a packet; the names are those of EngineCounters.dropped. */
+enum rdmacm_refusal {
+    RDMACM_REFUSED_LENGTH,
+    RDMACM_REFUSED_OPCODE,
+    RDMACM_REFUSED_VERSION,
+    RDMACM_REFUSED_PKEY,
+    RDMACM_REFUSED_QKEY,
+    RDMACM_REFUSED_ICRC,
+    RDMACM_REFUSED_SHORT_RECEIVE,
+    RDMACM_REFUSALS,
+    RDMACM_NOT_REFUSED = RDMACM_REFUSALS,
+};
+
+/* Whether the ICRC of a packet is wrong for each IPv4 identification. `data` is the same afterwards. */
+bool rdmacm_is_damaged(const struct rdmacm_flow *flow, uint8_t *data, size_t size, uint16_t guess);
+/* Why a connection in RTS drops a packet that names it and that rdmacm_rc_take() has left, whatever the connection is in
+ * the midst of; in the order of the checks of the engine. */
+enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, uint8_t *data,
+                                      size_t size);
+
 /* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for. False, with nothing
  * done, if the owner has to do it: the connection fails for lack of retries, or the owner has the queues. */
 bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now);

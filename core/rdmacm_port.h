@@ -108,6 +108,39 @@ enum {
 
 struct rdmacm_ud_end;
 
+/* Packets that no queue pair of this port has seen; the names are those of the counters of the wire. */
+enum rdmacm_stray {
+    RDMACM_SHORT,       /* shorter than any packet */
+    RDMACM_STRAY,       /* for no process */
+    RDMACM_BACKLOG,     /* as many wait for the owner as may */
+    RDMACM_SHORT_TRAIN, /* of packets that are shorter than any; the names of this one and the next are the multiplexer's */
+    RDMACM_UNKNOWN_QP,
+    RDMACM_WRONG_ADDRESS,
+    RDMACM_WRONG_STATE,
+    RDMACM_STRAYS,
+    RDMACM_NO_STRAY = RDMACM_STRAYS,
+};
+
+enum rdmacm_acceptance {
+    RDMACM_ACCEPTS_ANY, /* packets of every address */
+    RDMACM_ACCEPTS_NONE,
+    RDMACM_ACCEPTS_PEER, /* those from one address to another */
+};
+
+/* A queue pair of the owner's, which may have joined the port. */
+struct rdmacm_known {
+    uint32_t qp_num;
+    struct rdmacm_conn *conn; /* NULL: it has not joined */
+    enum rdmacm_acceptance accepts;
+    bool is_ipv6;
+    uint8_t remote[16], local[16];
+    uint32_t scope; /* of a link-local peer, the interface index; else 0 */
+    size_t queued, queued_bytes; /* its datagrams that wait for the owner, or that it processes: later ones wait too */
+    unsigned long refused[RDMACM_REFUSALS]; /* since the owner has looked */
+    bool is_listed;            /* in rdmacm_port.refusing, as some were */
+    struct rdmacm_known *next; /* there */
+};
+
 /* A connection whose peer is known, or a datagram queue pair. */
 struct rdmacm_conn {
     struct rdmacm_port *port;
@@ -124,7 +157,7 @@ struct rdmacm_conn {
     struct rdmacm_route route;
     /* Requests posted here, less those completed here, since the owner has looked. */
     int64_t sends_change, recvs_change;
-    size_t queued; /* its datagrams that wait for the owner, or that it processes: later ones wait behind them */
+    struct rdmacm_known *known;
     unsigned events;
     bool has_timer; /* whether the owner will call its timer, at some time */
     bool in_acks, in_ready, in_events, in_timers;
@@ -159,7 +192,8 @@ struct rdmacm_arrival {
     uint8_t local[16];
     size_t local_length; /* bytes; 0: not known */
     int traffic_class, hop_limit; /* -1: not known */
-    uint32_t qp_num;
+    uint32_t qp_num; /* of its first packet */
+    bool is_others;  /* whether that is no queue pair of this port */
     size_t segment, size;
     uint8_t data[];
 };
@@ -167,9 +201,15 @@ struct rdmacm_arrival {
 enum {
     RDMACM_LONGEST_DATAGRAM = 65536,
     RDMACM_ERRNO_COUNT = 160,
-    /* Datagrams and bytes that may wait for the owner; more stay in the sockets. */
-    RDMACM_QUEUE_DATAGRAMS = 256,
+    RDMACM_SLOTS = 4096,
+    /* Datagrams and bytes that may wait for the owner, of one queue pair and of all. More are lost, so that the packets
+     * of others are read. */
+    RDMACM_QUEUE_DATAGRAMS = 1024,
     RDMACM_QUEUE_BYTES = 4 << 20,
+    RDMACM_ALL_DATAGRAMS = 4 * RDMACM_QUEUE_DATAGRAMS,
+    RDMACM_ALL_BYTES = 4 * RDMACM_QUEUE_BYTES,
+    /* Those that the owner takes at a time. */
+    RDMACM_MOST_ARRIVALS = 256,
 };
 
 /* A datagram that was read, by its ancillary data. */
@@ -194,8 +234,11 @@ struct rdmacm_port {
     unsigned busy_calls;
     unsigned empty_polls, yield_interval; /* polls in vain since the last yield, and how many there are between two */
 
-    struct rdmacm_conn **table; /* connections by number: linear probing */
-    size_t table_capacity, table_count;
+    struct rdmacm_known **known; /* queue pairs by number: linear probing */
+    size_t known_capacity, known_count;
+    size_t conns_count; /* those that have joined */
+    bool shares_port;   /* whether other processes have other slots */
+    uint8_t own_slots[RDMACM_SLOTS / 8]; /* a bit for each */
 
     struct rdmacm_conn *acks, *ready, *events; /* lists */
     struct rdmacm_conn *timers; /* connections that had a deadline when the list was last read, or later */
@@ -205,6 +248,7 @@ struct rdmacm_port {
     struct rdmacm_arrival *arrivals, **arrivals_end;
     size_t arrivals_count, arrivals_bytes;
     struct rdmacm_arrival *processing; /* those that the owner has taken, and may not have processed yet */
+    struct rdmacm_known others; /* what waits for no queue pair of this port */
     bool has_added; /* whether a completion was added since the owner has looked */
 
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
@@ -213,6 +257,9 @@ struct rdmacm_port {
     bool has_counts;
     unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
     unsigned long no_room, trains_cut, dropped;
+    /* The same of packets that nobody needs to know of: these do not make the owner look. */
+    unsigned long strays[RDMACM_STRAYS];
+    struct rdmacm_known *refusing; /* queue pairs that have refused some */
 
     uint8_t buffer[RDMACM_LONGEST_DATAGRAM];
     struct rdmacm_out out;
@@ -225,7 +272,14 @@ void rdmacm_port_free(struct rdmacm_port *port);
 bool rdmacm_port_add_source(struct rdmacm_port *port, int fd);
 void rdmacm_port_remove_source(struct rdmacm_port *port, int fd);
 
-/* False without memory, or for a number that is there. */
+/* The queue pair with a number; NULL: there is none. */
+struct rdmacm_known *rdmacm_port_find(const struct rdmacm_port *port, uint32_t qp_num);
+/* The same, new if there is none; it accepts the packets of every address then. NULL without memory. */
+struct rdmacm_known *rdmacm_port_know(struct rdmacm_port *port, uint32_t qp_num);
+void rdmacm_port_forget(struct rdmacm_port *port, uint32_t qp_num);
+void rdmacm_port_forget_all(struct rdmacm_port *port);
+
+/* False without memory, or for a number that has joined. */
 bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn);
 void rdmacm_port_detach(struct rdmacm_conn *conn);
 
@@ -233,7 +287,7 @@ void rdmacm_port_detach(struct rdmacm_conn *conn);
 double rdmacm_now(void);
 
 /* Read datagrams of a socket, at most a batch, process them and send what follows. Return how many there were. It ends
- * with the first that is left to the owner, or with `most_left` of them. */
+ * with the `most_left`th that is left to the owner. */
 size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left);
 /* The ACKs that wait: send them. */
 void rdmacm_port_acknowledge(struct rdmacm_port *port, double now);
@@ -247,8 +301,8 @@ void rdmacm_port_call_timers(struct rdmacm_port *port, double now);
 void rdmacm_port_take_turns(struct rdmacm_port *port, double now);
 /* Send what was just posted, and the ACKs that wait. */
 void rdmacm_port_posted(struct rdmacm_conn *conn, double now);
-/* Take the arrivals to process them, oldest first; those taken before are processed. Until they are, later packets of
- * their connections wait behind them. NULL: there are none. */
+/* Take the arrivals to process them, oldest first. Until rdmacm_port_end_arrivals() later packets of their connections
+ * wait behind them. NULL: there are none. */
 struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port);
 /* Those that were taken are processed. */
 void rdmacm_port_end_arrivals(struct rdmacm_port *port);
@@ -267,11 +321,25 @@ void rdmacm_port_count_lost(struct rdmacm_port *port, int code);
 /* Pass completions on to the queues. */
 void rdmacm_port_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count);
 void rdmacm_port_list_event(struct rdmacm_conn *conn, unsigned event);
+enum rdmacm_verdict {
+    RDMACM_KEPT,    /* a queue pair may accept it, or another process */
+    RDMACM_REFUSED, /* its queue pair does not, and has counted it */
+    RDMACM_NOBODYS, /* it has reached no queue pair, and the port has counted it if it `is_first` */
+};
+
+/* Judge the packet in the port's buffer from byte `at` on, which no queue pair of the core has processed. `is_first`: of a
+ * train for one queue pair. */
+enum rdmacm_verdict rdmacm_port_judge(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at,
+                                      size_t size, uint32_t qp_num, bool is_first);
+/* The start of the ICRC of packets that come from there; false without addresses. */
+bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow);
 /* No packet of a datagram was accepted. */
 void rdmacm_port_count_dropped(struct rdmacm_port *port);
 
-/* Process a packet in the port's buffer, or those of a train from byte `at` on; return the bytes of those processed. */
-size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at);
+/* Process packets in the port's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of those
+ * processed, and add those that were accepted to `accepted`. */
+size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
+                         size_t *accepted);
 /* Send up to `limit` packets; return how many. */
 size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit);
 

@@ -516,6 +516,33 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_
     return outcome;
 }
 
+/* By opcode: bytes of the headers of the packets that the Python engine knows. */
+static const uint8_t known_lengths[32] = {
+    12, 12, 12, 16, 12, 16, 28, 12, 12, 16, 28, 32, 28, 16, 12, 16, 16, 16, 24, 40, 40, 0, 16, 16, [0x1C] = 32, [0x1D] = 28,
+};
+
+/* Whether a P_Key matches: the same partition, and one of the two a full member. */
+static bool matches_pkey(const struct rdmacm_rc *rc, uint32_t pkey) {
+    uint32_t own = (uint32_t)(rc->send_bth >> 32) & 0xFFFF;
+    return own & 0x7FFF && !((own ^ pkey) & 0x7FFF) && (own | pkey) & 0x8000;
+}
+
+enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, uint8_t *data,
+                                      size_t size) {
+    if (size < RDMACM_SHORTEST_PACKET || size > RDMACM_LONGEST_PACKET)
+        return RDMACM_REFUSED_LENGTH;
+    size_t headers = data[0] < sizeof known_lengths ? known_lengths[data[0]] : 0, pad = data[1] >> 4 & 3;
+    if (!headers)
+        return RDMACM_REFUSED_OPCODE;
+    if (size < headers + pad + RDMACM_ICRC_LENGTH)
+        return RDMACM_REFUSED_LENGTH;
+    if (data[1] & 0xF)
+        return RDMACM_REFUSED_VERSION;
+    if (!matches_pkey(rc, (uint32_t)data[2] << 8 | data[3]))
+        return RDMACM_REFUSED_PKEY;
+    return rdmacm_is_damaged(flow, data, size, 0) ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
+}
+
 size_t rdmacm_rc_take(struct rdmacm_rc *rc, const uint8_t *data, size_t size, size_t segment, double now,
                       size_t *accepted, int32_t *first_identification) {
     size_t at = 0, step = segment ? segment : size;

@@ -41,7 +41,7 @@ static void signal_owner(struct rdmacm_service *service) {
 static void serve(struct rdmacm_port *port, const struct pollfd *sources, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (sources[i].revents & POLLIN)
-            rdmacm_port_receive(port, sources[i].fd, RDMACM_QUEUE_DATAGRAMS);
+            rdmacm_port_receive(port, sources[i].fd, SIZE_MAX);
     if (!port->timers && !port->ready && !port->acks)
         return;
     double now = rdmacm_now();
@@ -60,10 +60,9 @@ static bool has_error(const struct pollfd *sources, size_t count) {
     return false;
 }
 
-/* The sockets to wait for; none while the owner has so much to do that more has to stay in them. */
+/* The sockets to wait for. */
 static size_t list_sources(const struct rdmacm_port *port, struct pollfd *sources) {
-    if (!port->is_enabled || !port->table_count || port->arrivals_count >= RDMACM_QUEUE_DATAGRAMS ||
-        port->arrivals_bytes >= RDMACM_QUEUE_BYTES)
+    if (!port->is_enabled || !port->conns_count)
         return 0;
     size_t count = 0;
     for (; count < port->sources_count && count < MOST_SOURCES; count++)
@@ -118,7 +117,7 @@ static void *run(void *argument) {
                 count = list_sources(port, sources);
                 if (count)
                     wait = prepare_wait(service);
-                else if (!port->table_count)
+                else if (!port->conns_count)
                     wait = -1; /* until there is a connection */
                 if (rdmacm_port_needs_owner(port))
                     signal_owner(service);

@@ -239,3 +239,27 @@ size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, si
     }
     return at;
 }
+
+enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, uint8_t *data, size_t size) {
+    if (size < SHORTEST)
+        return RDMACM_REFUSED_LENGTH;
+    if (data[0] != UD_SEND_ONLY && data[0] != UD_SEND_ONLY_WITH_IMMEDIATE)
+        return RDMACM_REFUSED_OPCODE;
+    size_t start = data[0] == UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + IMM_DT_LENGTH, pad = data[1] >> 4 & 3;
+    if (size < start + pad + RDMACM_ICRC_LENGTH || size & 3)
+        return RDMACM_REFUSED_LENGTH;
+    size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;
+    if (data[1] & 0xF)
+        return RDMACM_REFUSED_VERSION;
+    if ((((uint32_t)data[2] << 8 | data[3]) & PKEY_BITS) != PKEY_BITS)
+        return RDMACM_REFUSED_PKEY;
+    if (rdmacm_load32(data + 12) != ud->qkey)
+        return RDMACM_REFUSED_QKEY;
+    if (payload > ud->max_payload)
+        return RDMACM_REFUSED_LENGTH;
+    if (rdmacm_is_damaged(flow, data, size, 0))
+        return RDMACM_REFUSED_ICRC;
+    bool is_short = ud->core_receives && ud->recvs_count &&
+                    rdmacm_ud_recv_at(ud, 0)->length < RDMACM_GRH_LENGTH + payload;
+    return is_short ? RDMACM_REFUSED_SHORT_RECEIVE : RDMACM_NOT_REFUSED;
+}

@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-/* InfiniBand Architecture annex A17: the destination port of RoCEv2, which the ICRC covers. */
-enum { ROCE_PORT = 4791 };
-
 /* The fields of the IP header where the system does not say them. */
 enum { USUAL_TRAFFIC_CLASS = 0, USUAL_HOP_LIMIT = 64 };
 
@@ -25,44 +22,28 @@ static bool is_own(const struct rdmacm_ud_end *end, const struct rdmacm_received
     return false;
 }
 
-/* Whether the packet at a byte of a train is for another queue pair, or there is none. */
-static bool is_others(const struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at) {
-    const uint8_t *data = end->conn.port->buffer;
-    return from->size - at < RDMACM_BTH_LENGTH || (rdmacm_load32(data + at + 4) & 0xFFFFFF) != end->conn.qp_num;
-}
-
-size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at) {
+size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
+                         size_t *accepted) {
     struct rdmacm_port *port = end->conn.port;
     struct rdmacm_ud *ud = end->ud;
     struct rdmacm_ud_source source = {.traffic_class = USUAL_TRAFFIC_CLASS, .hop_limit = USUAL_HOP_LIMIT};
-    uint16_t source_port;
-    if (from->local_length == 4 && from->source.ss_family == AF_INET) {
-        const struct sockaddr_in *address = (const struct sockaddr_in *)&from->source;
-        memcpy(source.source, &address->sin_addr, 4);
-        source_port = ntohs(address->sin_port);
-    } else if (from->local_length == 16 && from->source.ss_family == AF_INET6) {
-        const struct sockaddr_in6 *address = (const struct sockaddr_in6 *)&from->source;
-        memcpy(source.source, &address->sin6_addr, 16);
-        source_port = ntohs(address->sin6_port);
-    } else {
+    if (!is_own(end, from) || !rdmacm_flow_of(from, &source.flow))
         return 0;
-    }
-    if (!is_own(end, from))
-        return 0;
+    if (source.flow.is_ipv6)
+        memcpy(source.source, &((const struct sockaddr_in6 *)&from->source)->sin6_addr, 16);
+    else
+        memcpy(source.source, &((const struct sockaddr_in *)&from->source)->sin_addr, 4);
     memcpy(source.destination, from->local, from->local_length);
     if (from->traffic_class >= 0 && from->hop_limit >= 0) {
         source.traffic_class = (uint8_t)from->traffic_class;
         source.hop_limit = (uint8_t)from->hop_limit;
     }
-    rdmacm_flow_init(&source.flow, source.source, source.destination, from->local_length, source_port, ROCE_PORT);
-    size_t accepted, no_receive;
-    size_t taken =
-        rdmacm_ud_take(ud, port->buffer + at, from->size - at, from->segment, &source, &accepted, &no_receive);
+    size_t count, no_receive;
+    size_t taken = rdmacm_ud_take(ud, port->buffer + at, size, from->segment, &source, &count, &no_receive);
+    *accepted += count;
     if (no_receive) {
         end->no_receive += no_receive;
         rdmacm_port_list_event(&end->conn, RDMACM_EVENT_COUNTS);
-        if (!accepted && is_others(end, from, at + taken))
-            rdmacm_port_count_dropped(port);
     }
     rdmacm_port_complete(&end->conn, ud->completions, ud->completions_count);
     ud->completions_count = 0;

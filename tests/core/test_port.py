@@ -421,10 +421,10 @@ sys.stdin.readline()
 """
 
 
-def _client(port: int) -> tuple[End, int, int]:
+def connected(port: int, host: str = "127.0.0.1") -> tuple[End, int, int]:
     """A connected end, and address and R_Key of the server's memory."""
     cmid = CmId()
-    cmid.resolve_addr(("127.0.0.1", port))
+    cmid.resolve_addr((host, port))
     cmid.resolve_route()
     end = make_end(cmid)
     end.receive()
@@ -443,7 +443,7 @@ def test_peers_are_served_while_the_application_computes() -> None:
         assert server.stdout is not None
         try:
             port = int(server.stdout.readline())
-            (one, address, rkey), (two, *_) = _client(port), _client(port)
+            (one, address, rkey), (two, *_) = connected(port), connected(port)
             for end in (one, two):  # both ends join the port
                 for _ in range(8):
                     end.send(b"ready")

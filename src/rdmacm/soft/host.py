@@ -290,6 +290,7 @@ class SoftHost:
 
     def query_counters(self) -> Counters:
         """See :meth:`rdmacm.provider.Provider.query_counters`."""
+        self.mux.count_strays()
         managers = [self.cm, *(subnet.cm for subnet in self.ib.subnets)]
         devices = [device for device in self._devices.values() if isinstance(device, SoftDevice)]
         return Counters(

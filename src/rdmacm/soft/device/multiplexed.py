@@ -43,6 +43,9 @@ class MultiplexedQP(Protocol):
         Return a value that changes with every packet from the peer; None if there is no connected peer.
         """
 
+    def count(self, counts: list[tuple[str, str, int]]) -> None:
+        """Add what the compiled core has counted for it (:meth:`rdmacm.proto.engine.EngineCounters.add`)."""
+
     def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed: to the error state if it is one of this queue pair's."""
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Lock, Port
     from rdmacm.proto.engine import EngineFactory
 
-__all__ = ["MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
+__all__ = ["ACCEPTS_ANY", "ACCEPTS_NONE", "ACCEPTS_PEER", "MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
 
 #: Numbers of closed queue pairs that are not given again yet.
 _FREED_QPNS = 512
@@ -69,6 +69,9 @@ _COUNTS = {-1: "no_room", -2: "trains_cut"}
 _DROPPED = -3
 #: Of the events of a connection of the core: Python has to send.
 _TURN_WANTED = 2
+
+#: Whose packets a queue pair accepts (``Port.accept``).
+ACCEPTS_ANY, ACCEPTS_NONE, ACCEPTS_PEER = range(3)
 
 _WORD = struct.Struct("!I")
 _QPN_MASK = 0xFFFFFF
@@ -108,6 +111,8 @@ class QPMultiplexer:
         self.pending_acks: dict[MultiplexedQP, None] = {}
         #: Whether packets or timers are being processed: queue pairs that want to send wait for their turn.
         self._is_processing = False
+        #: Whether packets have been received that are not processed yet.
+        self._is_receiving = False
         #: The queue pairs, by number.
         self._qps: dict[int, MultiplexedQP] = {}
         #: Numbers that no queue pair gets before the time given.
@@ -234,6 +239,8 @@ class QPMultiplexer:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
+        if self.port is not None:
+            self.port.accept(qpn, ACCEPTS_ANY)
 
     def find(self, qpn: int) -> MultiplexedQP | None:
         """The queue pair with a number."""
@@ -258,7 +265,10 @@ class QPMultiplexer:
         qpn = qp.qp_num
         if self._qps.get(qpn) is not qp:
             return
+        self.count_strays()
         del self._qps[qpn]
+        if self.port is not None:
+            self.port.forget(qpn)
         self._freed.add(qpn)
         if self._send_queue:
             self._send_queue.pop(qp, None)
@@ -309,44 +319,50 @@ class QPMultiplexer:
         ``now``: the time, if the caller has just read the clock.
         """
         with self.runtime.lock:
-            if not self.opened or self._is_processing:
+            if not self.opened or self._is_processing or self._is_receiving:
                 return False
-            port = self.port
-            if self.pending_acks:
-                self.acknowledge()
-            taken = 0
-            if port is not None:
-                port.acknowledge()
-                taken = port.taken
+            self._is_receiving = True
             try:
-                found = self.wire.receive(skip_poll)
-            except Exception as error:
-                self.runtime.errors.report("wire", "some packets are lost", error)
-                found = ()
-            is_busy = False
-            if port is not None:
-                is_busy = port.take_turns() or port.taken != taken
-                port.end_turn(result_queue)
-                self.see_port()
-            timers, send_queue = self._timers, self._send_queue
-            if not found and not timers and not send_queue:
-                return is_busy
-            if now is None:
-                now = self.runtime.clock()
-            if found:
-                self._dispatch(found, now)
-                if port is not None:
-                    port.end_arrivals()
-                if self.pending_acks:
-                    if result_queue:
-                        self._deferrals += 1
-                    if not (result_queue and self.may_defer_acks):
-                        self.acknowledge()
-            elif not send_queue and timers.earliest > now:
-                return is_busy
-            if send_queue or timers.earliest <= now:
-                self._call_timers_and_send(now)
-            return True
+                return self._progress(result_queue, skip_poll, now)
+            finally:
+                self._is_receiving = False
+
+    def _progress(self, result_queue: Sized, skip_poll: bool, now: float | None) -> bool:
+        port = self.port
+        if self.pending_acks:
+            self.acknowledge()
+        taken = 0
+        if port is not None:
+            port.end_arrivals()  # those that were not for a queue pair
+            port.acknowledge()
+            taken = port.taken
+        try:
+            found = self.wire.receive(skip_poll)
+        except Exception as error:
+            self.runtime.errors.report("wire", "some packets are lost", error)
+            found = ()
+        is_busy = False
+        if port is not None:
+            is_busy = port.take_turns() or port.taken != taken
+            port.end_turn(result_queue)
+            self.see_port()
+        timers, send_queue = self._timers, self._send_queue
+        if not found and not timers and not send_queue:
+            return is_busy
+        if now is None:
+            now = self.runtime.clock()
+        if found:
+            self._dispatch(found, now)
+            if self.pending_acks:
+                if result_queue:
+                    self._deferrals += 1
+                if not (result_queue and self.may_defer_acks):
+                    self.acknowledge()
+        elif not send_queue and timers.earliest > now:
+            return is_busy
+        if send_queue or timers.earliest <= now:
+            self._call_timers_and_send(now)
+        return True
 
     def _dispatch(self, found: Sequence[Received], now: float) -> None:
         """Deliver what was received, each packet to its queue pair."""
@@ -374,6 +390,7 @@ class QPMultiplexer:
             self._is_processing = False
             if port is not None:
                 port.is_processing = False
+                port.end_arrivals()
 
     def _call_timers_and_send(self, now: float) -> None:
         port = self.port
@@ -396,6 +413,7 @@ class QPMultiplexer:
             return
         if self.runtime.waiters.polling:
             self.runtime.waiters.wake()
+        self.count_strays()
         for reason, count in port.take_counts():
             if reason == _DROPPED:
                 self.dropped["packet"] += count
@@ -411,12 +429,24 @@ class QPMultiplexer:
         for cq, solicited, overrun in port.take_added():
             cq.added(solicited, overrun)
         if not self._is_processing:
-            if port.has_arrivals:
+            if not self._is_receiving and port.has_arrivals:
                 self.progress()
             if self._send_queue:
                 self._take_turns(self.runtime.clock())
-            if self._send_queue or port.has_ready:
+            if self._send_queue or port.has_ready or port.has_arrivals:
                 self._request_call()
+
+    def count_strays(self) -> None:
+        """Count what the compiled core has dropped: no thread looks at once because of that."""
+        strays = self.port.take_strays() if self.port is not None else None
+        if strays is None:
+            return
+        for is_of_wire, reason, count in strays[0]:
+            (self.wire.counters if is_of_wire else self.dropped)[reason] += count
+        for qpn, reason, count in strays[1]:
+            qp = self._qps.get(qpn)
+            if qp is not None:
+                qp.count([("dropped", reason, count)])
 
     def engine_raised(self, qp: MultiplexedQP, error: BaseException) -> None:
         """End a queue pair whose engine has raised. Raises the error again unless it is an Exception."""
@@ -519,7 +549,7 @@ class QPMultiplexer:
 
     def _request_call(self) -> None:
         """Request a call in time for the next turn or timer."""
-        if self._send_queue or (self.port is not None and self.port.has_ready):
+        if self._send_queue or (self.port is not None and (self.port.has_ready or self.port.has_arrivals)):
             when = self.runtime.clock()
         elif self._timers:
             when = self._timers.earliest

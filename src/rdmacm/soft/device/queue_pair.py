@@ -29,6 +29,7 @@ from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
+from rdmacm.soft.device.multiplexer import ACCEPTS_NONE, ACCEPTS_PEER
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import WirePath
@@ -77,6 +78,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
         self._mux.attach(self)
+        self._tell_port()
 
     def _enter_reset(self) -> None:
         super()._enter_reset()
@@ -118,6 +120,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             if engine is not None:
                 self._change_engine(engine, bits, kept)
             self.state = state
+            self._tell_port()
             if state is not before:
                 if log.enabled:
                     self._log_change(before, "modify_qp")
@@ -154,6 +157,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             if log.enabled:
                 self._log_change(self.state, "its id", state)
             self.state = state
+            self._tell_port()
             if self._engine is not None and state is _RTS:
                 self._engine.ready_to_receive(rtr_attributes(attr))
                 self._engine.ready_to_send(rts_attributes(attr))
@@ -371,6 +375,15 @@ class SoftQP(WorkQueues["QPEngine"]):
         if engine.deadline is not None:
             self._schedule(engine.deadline)
         self._serve(port)
+
+    def _tell_port(self) -> None:
+        port, route = self._mux.port, self._route
+        if port is None or self._closed or not self._mux.opened:
+            return
+        if route is None or not _RTR <= self.state <= _SQE:
+            port.accept(self.qp_num, ACCEPTS_NONE)
+        else:
+            port.accept(self.qp_num, ACCEPTS_PEER, route.path.remote, route.path.local, route.path.scope_id)
 
     def _accept_from(self, source: SocketAddress, destination: bytes) -> bool:
         """Whether packets between these addresses may be the peer's; if so, the engine expects them."""

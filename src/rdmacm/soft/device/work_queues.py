@@ -207,6 +207,7 @@ class WorkQueues(Generic[E]):
         if log.enabled and self.state is not _ERR:
             self._log_change(self.state, why, _ERR)
         self.state = _ERR
+        self._tell_port()
         if engine is not None:
             if not engine.failed:  # an engine that failed by itself still has to tell the peer why
                 engine.flush()
@@ -223,6 +224,7 @@ class WorkQueues(Generic[E]):
             if log.enabled and not was_failed:
                 self._log_change(self.state, "an internal error", _ERR)
             self.state = _ERR
+        self._tell_port()
         try:
             if engine is not None:
                 engine.failed = False  # it may have raised in the midst of its own flush
@@ -239,6 +241,7 @@ class WorkQueues(Generic[E]):
         """Forget everything posted, and the completions that were not polled."""
         self._leave_core()
         self._enter_reset()
+        self._tell_port()
         self._drop_completions()
 
     def _drop_completions(self) -> None:
@@ -374,6 +377,9 @@ class WorkQueues(Generic[E]):
         """Have the core's thread serve the peers, once a queue pair has joined."""
         if port.serve():
             self._mux.runtime.driver.deadlines_changed()  # the helper leaves some descriptors to that thread
+
+    def _tell_port(self) -> None:
+        """Tell the compiled core whose packets the queue pair accepts: after a change of the state or the peer."""
 
     def _leave_core(self) -> None:
         """Have everything done in Python, until :meth:`_join_core`."""

@@ -89,7 +89,8 @@ class UdpWire(Pollers):
     ``counters`` counts packets that were lost or took the slow way: ``no_room`` (the send queue stayed full), the name
     of an errno for each packet or train that the system refused, ``trains_cut`` (trains whose packets were sent one by
     one), ``short`` (shorter than any packet), ``forwarded`` (to another process), ``forward_full`` (lost, because that
-    process does not keep up), ``stray`` (for no existing process; multicast by its address or by its QP number alone).
+    process does not keep up), ``backlog_full`` (lost, because as many packets as may wait for Python already do),
+    ``stray`` (for no existing process; multicast by its address or by its QP number alone).
     Of the reports of undelivered packets it counts all (``undelivered``), and those about anything but a connection
     request of these processes (``undelivered_ignored``).
 
@@ -198,6 +199,8 @@ class UdpWire(Pollers):
         self.slots = (*self.slots, slot)
         self.slot = self.slots[0]
         self._own = frozenset(self.slots) - {_MULTICAST_SLOT}
+        if self.core_port is not None:
+            self.core_port.set_slots(tuple(self.slots) if self._group is not None else None)
 
     def _add_data_socket(self, sock: socket.socket | None) -> None:
         if sock is not None:

@@ -1,0 +1,198 @@
+/* The queue pairs that a port knows, and the packets that none of them accepts: these are dropped and counted here.
+ *
+ * Python counts the same by the same names (docs/core.md). A packet that passes every check is a queue pair's.
+ */
+#include "rdmacm_port.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LEAST_TABLE = 16,
+    ROCE_PORT = 4791, /* InfiniBand Architecture annex A17: the destination port of RoCEv2, which the ICRC covers */
+    GSI_QPN = 1,
+    MULTICAST_QPN = 0xFFFFFF,
+    SLOT_SHIFT = 12,
+    FLUSH = 0x1C,
+};
+
+/* -- queue pairs ----------------------------------------------------------------------------------------------------- */
+
+/* The slot of a queue pair, or the empty one where it would be. */
+static size_t slot_of(struct rdmacm_known *const *table, size_t capacity, uint32_t qp_num) {
+    size_t at = rdmacm_home(qp_num, capacity);
+    while (table[at] && table[at]->qp_num != qp_num)
+        at = (at + 1) & (capacity - 1);
+    return at;
+}
+
+struct rdmacm_known *rdmacm_port_find(const struct rdmacm_port *port, uint32_t qp_num) {
+    return port->known_count ? port->known[slot_of(port->known, port->known_capacity, qp_num)] : NULL;
+}
+
+struct rdmacm_known *rdmacm_port_know(struct rdmacm_port *port, uint32_t qp_num) {
+    struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
+    if (known)
+        return known;
+    if (2 * (port->known_count + 1) > port->known_capacity) {
+        size_t capacity = port->known_capacity ? 2 * port->known_capacity : LEAST_TABLE;
+        struct rdmacm_known **table = calloc(capacity, sizeof(struct rdmacm_known *));
+        if (!table)
+            return NULL;
+        for (size_t i = 0; i < port->known_capacity; i++)
+            if (port->known[i])
+                table[slot_of(table, capacity, port->known[i]->qp_num)] = port->known[i];
+        free(port->known);
+        port->known = table;
+        port->known_capacity = capacity;
+    }
+    known = calloc(1, sizeof *known);
+    if (!known)
+        return NULL;
+    known->qp_num = qp_num;
+    port->known[slot_of(port->known, port->known_capacity, qp_num)] = known;
+    port->known_count++;
+    return known;
+}
+
+void rdmacm_port_forget(struct rdmacm_port *port, uint32_t qp_num) {
+    struct rdmacm_known *known = rdmacm_port_find(port, qp_num), **table = port->known;
+    if (!known)
+        return;
+    if (known->conn)
+        rdmacm_port_detach(known->conn);
+    size_t mask = port->known_capacity - 1, hole = slot_of(table, port->known_capacity, qp_num);
+    /* Close the gap: a later one moves there unless its home is between the gap and its slot. */
+    for (size_t at = (hole + 1) & mask; table[at]; at = (at + 1) & mask) {
+        if (((at - rdmacm_home(table[at]->qp_num, port->known_capacity)) & mask) >= ((at - hole) & mask)) {
+            table[hole] = table[at];
+            hole = at;
+        }
+    }
+    table[hole] = NULL;
+    port->known_count--;
+    for (struct rdmacm_known **place = &port->refusing; known->is_listed && *place; place = &(*place)->next)
+        if (*place == known) {
+            *place = known->next;
+            break;
+        }
+    free(known);
+}
+
+void rdmacm_port_forget_all(struct rdmacm_port *port) {
+    for (size_t i = 0; i < port->known_capacity;) {
+        if (port->known[i])
+            rdmacm_port_forget(port, port->known[i]->qp_num); /* another may move there */
+        else
+            i++;
+    }
+}
+
+/* -- the checks ------------------------------------------------------------------------------------------------------ */
+
+/* Whether the address that a datagram comes from, and the one it has arrived at, are those of a peer; not the UDP port. */
+static bool is_between(const struct rdmacm_known *known, const struct rdmacm_received *from) {
+    size_t length = known->is_ipv6 ? 16 : 4;
+    if (from->local_length != length || memcmp(from->local, known->local, length) != 0)
+        return false;
+    if (!known->is_ipv6) {
+        const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
+        return source->sin_family == AF_INET && !memcmp(&source->sin_addr, known->remote, 4);
+    }
+    const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
+    return source->sin6_family == AF_INET6 && (!known->scope || source->sin6_scope_id == known->scope) &&
+           !memcmp(&source->sin6_addr, known->remote, 16);
+}
+
+bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow) {
+    if (from->local_length == 4 && from->source.ss_family == AF_INET) {
+        const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
+        rdmacm_flow_init(flow, (const uint8_t *)&source->sin_addr, from->local, 4, ntohs(source->sin_port), ROCE_PORT);
+    } else if (from->local_length == 16 && from->source.ss_family == AF_INET6) {
+        const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
+        rdmacm_flow_init(flow, (const uint8_t *)&source->sin6_addr, from->local, 16, ntohs(source->sin6_port),
+                         ROCE_PORT);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+bool rdmacm_is_damaged(const struct rdmacm_flow *flow, uint8_t *data, size_t size, uint16_t guess) {
+    uint8_t kept = data[4];
+    data[4] = 0; /* the start of the CRC has ones for it */
+    uint32_t start = rdmacm_flow_start(flow, size, guess);
+    uint32_t crc = rdmacm_crc32(start, data, size);
+    bool is_right = rdmacm_flow_solve(flow, crc, size, guess) >= 0;
+    if (!is_right && data[0] == FLUSH) { /* rxe runs its CRC over the packet twice */
+        crc = rdmacm_crc32(start, data, size - RDMACM_ICRC_LENGTH);
+        data[4] = kept;
+        crc = rdmacm_crc32(crc, data, size);
+        is_right = rdmacm_flow_solve(flow, crc, 2 * size - RDMACM_ICRC_LENGTH, guess) >= 0;
+    }
+    data[4] = kept;
+    return !is_right;
+}
+
+static void refuse(struct rdmacm_port *port, struct rdmacm_known *known, enum rdmacm_refusal reason) {
+    known->refused[reason]++;
+    if (!known->is_listed) {
+        known->is_listed = true;
+        known->next = port->refusing;
+        port->refusing = known;
+    }
+}
+
+static bool is_own_slot(const struct rdmacm_port *port, uint32_t slot) {
+    return port->own_slots[slot >> 3] >> (slot & 7) & 1;
+}
+
+/* A packet whose queue pair does not exist here. */
+static enum rdmacm_stray judge_unknown(const struct rdmacm_port *port, uint32_t qp_num, bool is_in_train) {
+    uint32_t slot = qp_num >> SLOT_SHIFT;
+    if (qp_num == GSI_QPN)
+        return RDMACM_NO_STRAY;
+    if (!port->shares_port)
+        return qp_num == MULTICAST_QPN ? RDMACM_NO_STRAY : RDMACM_UNKNOWN_QP;
+    if (qp_num == MULTICAST_QPN || !slot)
+        return RDMACM_STRAY;
+    if (is_own_slot(port, slot))
+        return RDMACM_UNKNOWN_QP;
+    /* The system gives a packet of another process to this one only in a train. */
+    return is_in_train ? RDMACM_NO_STRAY : RDMACM_STRAY;
+}
+
+/* Why a queue pair refuses a packet that has reached it. */
+static enum rdmacm_refusal refusal(struct rdmacm_known *known, const struct rdmacm_received *from, uint8_t *data,
+                                   size_t size) {
+    const struct rdmacm_conn *conn = known->conn;
+    struct rdmacm_flow flow;
+    if (!rdmacm_flow_of(from, &flow))
+        return RDMACM_NOT_REFUSED;
+    if (conn && conn->rc)
+        return rdmacm_rc_refuses(conn->rc, &flow, data, size);
+    if (conn && conn->ud)
+        return rdmacm_ud_refuses(conn->ud->ud, &flow, data, size);
+    return rdmacm_is_damaged(&flow, data, size, 0) ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
+}
+
+enum rdmacm_verdict rdmacm_port_judge(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at,
+                                      size_t size, uint32_t qp_num, bool is_first) {
+    struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
+    enum rdmacm_stray stray = RDMACM_NO_STRAY;
+    if (!known)
+        stray = judge_unknown(port, qp_num, from->segment);
+    else if (known->accepts == RDMACM_ACCEPTS_NONE)
+        stray = RDMACM_WRONG_STATE;
+    else if (known->accepts == RDMACM_ACCEPTS_PEER && !is_between(known, from))
+        stray = RDMACM_WRONG_ADDRESS;
+    if (stray != RDMACM_NO_STRAY) {
+        port->strays[stray] += is_first;
+        return RDMACM_NOBODYS;
+    }
+    enum rdmacm_refusal reason = known ? refusal(known, from, port->buffer + at, size) : RDMACM_NOT_REFUSED;
+    if (reason == RDMACM_NOT_REFUSED)
+        return RDMACM_KEPT;
+    refuse(port, known, reason);
+    return RDMACM_REFUSED;
+}
