@@ -1,6 +1,7 @@
 """Packets from strangers: how much of an established connection's speed they take, and who still connects.
 
     python3 dev.py bench flood [--kind req] [--rate 10000] [--seconds 4] [--sources one|many|both] [--json]
+    python3 dev.py bench flood --computing [--kind no_qp] [--rate 10000] [--seconds 4] [--json]
 
 Three network namespaces: a server, a client, and a sender of forged packets. The client's rounds are messages of 64
 bytes that the server sends back, on one connection. They are counted while the sender sends its datagrams to a UDP port
@@ -13,6 +14,9 @@ one of 65,534 addresses, and none of them ever answers.
 for a queue pair that exists ("qp") or does not ("no_qp"), "all" of these mixed, or "each", one after the other. The
 stranger knows the top byte of the server's numbers, as a peer does. The server's counters must account for what was
 sent. Its memory may not grow, and it may not log anything.
+
+With ``--computing`` the server computes in pure Python, and the rounds are READs (computing.py). Without ``--kind`` and
+``--rate``, each kind of that is sent at 1,000, 10,000 and 100,000 a second.
 
 Each packet is well-formed, has a right ICRC, and differs from all others. The server accepts every request. Needs the
 privilege to make network namespaces.
@@ -37,6 +41,7 @@ from ipaddress import ip_address
 from pathlib import Path as FilePath
 from typing import Any
 
+import computing
 from forged import KINDS, forged
 
 import rdmacm
@@ -282,17 +287,59 @@ def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
                 one.close()
 
 
-ROLES = {"serve": serve, "decoy": decoy, "client": client, "newcomer": newcomer}
+def measure_computing(kinds: tuple[str, ...], rates: tuple[int, ...], seconds: float) -> Iterator[dict[str, Any]]:
+    with namespaces() as names:
+        # So that the stranger may have the client's address.
+        ip("-n", names["stranger"], "route", "add", "local", f"{CLIENT}/32", "dev", "lo")
+        for kind in kinds:
+            for rate in rates:
+                roles: list[Role] = []
+
+                def role(namespace: str, *arguments: object, roles: list[Role] = roles) -> Role:
+                    roles.append(Role(names[namespace], *map(str, arguments)))
+                    return roles[-1]
+
+                try:
+                    yield computing.measure(kind, rate, seconds, role, (SERVER, CLIENT, TARGET, STRANGER))
+                finally:
+                    for one in roles:
+                        one.close()
+
+
+def main_computing(options: argparse.Namespace) -> int:
+    kinds = computing.KINDS if options.kind in (None, "each") else (options.kind,)
+    rates = (1_000, 10_000, 100_000) if options.rate is None else (options.rate,)
+    found = []
+    for row in measure_computing(kinds, rates, options.seconds):
+        found.append(row)
+        if not options.json:
+            print(f"{row['kind']} at {row['rate']:,} a second ({row['sent']:,.0f} were sent), a server that computes")
+            quiet, flood, lost = row["quiet"], row["flood"], "; the connection was LOST" if row["lost"] else ""
+            print(f"  READs a second: quiet {quiet:,.0f}, flood {flood:,.0f}, ratio {row['ratio']:.2f}{lost}")
+            print("  " + ", ".join(f"{name} {count:,}" for name, count in sorted(row["counters"].items())), flush=True)
+    if options.json:
+        print(json.dumps(found))
+    return 0
+
+
+ROLES = {"serve": serve, "decoy": decoy, "client": client, "newcomer": newcomer, "victim": computing.victim}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=(*KINDS, "all", "each"), default="req", help="what the stranger sends")
-    parser.add_argument("--rate", type=int, default=10_000, help="packets a second")
+    kinds = sorted({*KINDS, *computing.KINDS, "all", "each"})
+    parser.add_argument("--kind", choices=kinds, help="what the stranger sends; by default req")
+    parser.add_argument("--rate", type=int, help="packets a second; by default 10,000")
+    parser.add_argument("--computing", action="store_true", help="the server computes")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long rounds are counted, each way")
     parser.add_argument("--sources", choices=("one", "many", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="one JSON list")
     options = parser.parse_args()
+    if options.computing:
+        return main_computing(options)
+    options.kind, options.rate = options.kind or "req", options.rate or 10_000
+    if options.kind not in (*KINDS, "all", "each"):
+        parser.error(f"{options.kind} is for --computing")
     found = [
         measure(kind, options.rate, options.seconds, sources == "many")
         for kind in (KINDS if options.kind == "each" else (options.kind,))
@@ -317,6 +364,13 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["flood"]:
         flood(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "True", int(sys.argv[6]))
+    elif sys.argv[1:2] == ["strangers"]:
+        kind, rate, source, target, peer, number = sys.argv[2:]
+        computing.flood(kind, int(rate), source, target, peer, int(number))
+    elif sys.argv[1:2] == ["peer"]:
+        computing.peer(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    elif sys.argv[1:2] == ["reader"]:
+        computing.reader(sys.argv[2])
     elif len(sys.argv) == 2 and sys.argv[1] in ROLES:
         ROLES[sys.argv[1]]()
     else:
