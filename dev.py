@@ -280,7 +280,8 @@ def sanitize(arguments: list[str]) -> int:
         # A copy of the package: other processes go on with the usual core.
         package = os.path.join(place, "rdmacm")
         shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_core.*"))
-        flags = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DRDMACM_CHECKS"]
+        flags = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+        flags.append("-DRDMACM_CHECKS")  # of the mutex: docs/core.md
         build = [sys.executable, os.path.join(ROOT, "hatch_build.py"), "--output", os.path.join(package, CORE), *flags]
         if subprocess.call(build, env=dict(os.environ, CC="gcc")):
             return 1

@@ -248,7 +248,7 @@ def measure(kind: str, rate: int, seconds: float, role: Any, addresses: Any) -> 
     sender: Role = (
         role("client", "peer", server, kind, rate, client)
         if kind in OF_PEERS
-        else role("stranger", "strangers", kind, rate, stranger, target, client, qpn)
+        else role("stranger", "strangers", kind, rate, stranger, server if kind == "icrc" else target, client, qpn)
     )
     if kind not in OF_PEERS:
         role("client", "peer", server, "atomic", 1, client)

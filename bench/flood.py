@@ -289,8 +289,9 @@ def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
 
 def measure_computing(kinds: tuple[str, ...], rates: tuple[int, ...], seconds: float) -> Iterator[dict[str, Any]]:
     with namespaces() as names:
-        # So that the stranger may have the client's address.
+        # So that the stranger may have the client's address, and reach the one that the client is connected to.
         ip("-n", names["stranger"], "route", "add", "local", f"{CLIENT}/32", "dev", "lo")
+        ip("-n", names["stranger"], "route", "add", f"{SERVER}/32", "via", TARGET)
         for kind in kinds:
             for rate in rates:
                 roles: list[Role] = []

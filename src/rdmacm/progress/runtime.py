@@ -12,7 +12,9 @@ The runtime's lock
     tables, queue pairs and wire. The methods of the seam (:mod:`rdmacm.provider`, :mod:`rdmacm.verbs.backend`) take it
     themselves, and so may be called from any thread. A class or method that is "used with the lock held" does not take
     it. The methods of a :class:`Driver` are called with the lock held, except ``poll``, which takes it. With the
-    compiled core it is a mutex of C, which a thread of the core takes as well, without the interpreter (docs/core.md).
+    compiled core it is a lock of C, which functions of the core take as well. The thread of the core never does: what
+    it shares with Python is guarded by the mutex of the core, and no thread waits for the interpreter with that
+    (docs/core.md).
 
 Callbacks
     Callbacks of timers, ``done`` of a wait, ``notify`` of a queue, :meth:`rdmacm.provider.Owner._reported` and the
