@@ -14,6 +14,8 @@ enum {
     MULTICAST_QPN = 0xFFFFFF,
     SLOT_SHIFT = 12,
     FLUSH = 0x1C,
+    /* Datagrams for other processes that may wait for the owner. */
+    MOST_OF_OTHERS = 64,
 };
 
 /* -- queue pairs ----------------------------------------------------------------------------------------------------- */
@@ -176,6 +178,12 @@ static enum rdmacm_refusal refusal(struct rdmacm_known *known, const struct rdma
     return rdmacm_is_damaged(&flow, data, size, 0) ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
 }
 
+bool rdmacm_port_is_full(const struct rdmacm_port *port, const struct rdmacm_known *known) {
+    size_t most = known == &port->others && port->shares_port ? MOST_OF_OTHERS : RDMACM_QUEUE_DATAGRAMS;
+    return known->queued >= most || known->queued_bytes >= RDMACM_QUEUE_BYTES ||
+           port->arrivals_count >= RDMACM_ALL_DATAGRAMS || port->arrivals_bytes >= RDMACM_ALL_BYTES;
+}
+
 enum rdmacm_verdict rdmacm_port_judge(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at,
                                       size_t size, uint32_t qp_num, bool is_first) {
     struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
@@ -188,6 +196,10 @@ enum rdmacm_verdict rdmacm_port_judge(struct rdmacm_port *port, const struct rdm
         stray = RDMACM_WRONG_ADDRESS;
     if (stray != RDMACM_NO_STRAY) {
         port->strays[stray] += is_first;
+        return RDMACM_NOBODYS;
+    }
+    if (known && rdmacm_port_is_full(port, known)) { /* it takes no check to drop it */
+        port->strays[RDMACM_BACKLOG]++;
         return RDMACM_NOBODYS;
     }
     enum rdmacm_refusal reason = known ? refusal(known, from, port->buffer + at, size) : RDMACM_NOT_REFUSED;

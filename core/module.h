@@ -67,6 +67,7 @@ typedef struct {
     PyObject *on_events; /* called without arguments when there is something to take */
     PyObject *sleepers;  /* is not empty while threads wait: then on_events is called for each completion */
     bool is_processing;  /* whether Python processes what has arrived: nothing is read meanwhile */
+    bool is_background;  /* whether the helper thread makes progress: that does not keep the thread of the core waiting */
     unsigned polls;
     double progress_due; /* when the next poll is Python's, in seconds */
     int signal_fd; /* -1: not open */

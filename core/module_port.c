@@ -421,7 +421,7 @@ static PyObject *port_receive(Port *self, PyObject *argument) {
 }
 
 static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->port)
+    if (self->port && !self->is_background)
         atomic_fetch_add_explicit(&self->port->calls, 1, memory_order_relaxed);
     if (self->port && has_acks(self->port))
         acknowledge(self, NULL);
@@ -819,6 +819,7 @@ static PyGetSetDef port_getset[] = {
 
 static PyMemberDef port_members[] = {
     {"is_processing", T_BOOL, offsetof(Port, is_processing), 0, NULL},
+    {"is_background", T_BOOL, offsetof(Port, is_background), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -25,8 +25,6 @@ enum {
     /* Packets that a connection sends in its turn, and that one call sends. */
     TURN = 64,
     MOST_SENT = 256,
-    /* Datagrams for other processes that may wait for the owner. */
-    MOST_OF_OTHERS = 64,
     /* Timers that one call calls. */
     MOST_TIMERS = 256,
 };
@@ -391,9 +389,7 @@ static void leave(struct rdmacm_port *port, const struct rdmacm_received *from, 
     bool is_others = !known;
     if (is_others)
         known = &port->others;
-    size_t most = is_others && port->shares_port ? MOST_OF_OTHERS : RDMACM_QUEUE_DATAGRAMS;
-    if (known->queued >= most || known->queued_bytes >= RDMACM_QUEUE_BYTES ||
-        port->arrivals_count >= RDMACM_ALL_DATAGRAMS || port->arrivals_bytes >= RDMACM_ALL_BYTES) {
+    if (rdmacm_port_is_full(port, known)) {
         port->strays[RDMACM_BACKLOG]++;
         return;
     }

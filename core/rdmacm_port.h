@@ -321,6 +321,9 @@ void rdmacm_port_count_lost(struct rdmacm_port *port, int code);
 /* Pass completions on to the queues. */
 void rdmacm_port_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count);
 void rdmacm_port_list_event(struct rdmacm_conn *conn, unsigned event);
+/* Whether no more datagrams of a queue pair may wait for the owner. */
+bool rdmacm_port_is_full(const struct rdmacm_port *port, const struct rdmacm_known *known);
+
 enum rdmacm_verdict {
     RDMACM_KEPT,    /* a queue pair may accept it, or another process */
     RDMACM_REFUSED, /* its queue pair does not, and has counted it */

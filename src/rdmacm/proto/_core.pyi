@@ -59,6 +59,8 @@ class Port:
     is_enabled: bool
     #: Whether Python processes packets now: no others are read meanwhile.
     is_processing: bool
+    #: Whether the helper thread makes progress, and so no caller.
+    is_background: bool
     #: Whether somebody sends ACKs soon if the caller does not come back.
     may_defer_acks: bool
     def __init__(self, lock: Lock, on_events: Callable[[], None], sleepers: Sized) -> None: ...

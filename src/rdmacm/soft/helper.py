@@ -139,7 +139,7 @@ class Helper:
             with runtime.lock:
                 if not stop.is_set():
                     wire.resume_requests()
-                    runtime.progress()
+                    mux.progress_in_background()
                     seen, serving = mux.progress_count, True
 
     def _leave_to_application(self, stop: threading.Event, interval: float, unread: Sequence[int]) -> bool:

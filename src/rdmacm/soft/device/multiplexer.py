@@ -151,6 +151,18 @@ class QPMultiplexer:
         """Counts the calls that have made progress."""
         return self.runtime.progress_count if self.port is None else self.runtime.progress_count + self.port.calls
 
+    def progress_in_background(self) -> None:
+        """Make the runtime's progress for the helper thread. The core's thread goes on serving peers meanwhile."""
+        port = self.port
+        if port is None:
+            self.runtime.progress()
+            return
+        port.is_background = True
+        try:
+            self.runtime.progress()
+        finally:
+            port.is_background = False
+
     # -- opening and closing --------------------------------------------------------------------------
 
     def open(self) -> None:
