@@ -109,7 +109,7 @@ enum { POLLED_NOTHING, POLLED, POLL_IN_PYTHON };
 /* Make progress for a caller that polls `queue`, if that is empty. The runtime's lock is held. */
 int poll_port(Port *self, const struct rdmacm_cq *queue, struct seen *seen);
 /* Send the ACKs that wait. The runtime's lock is held. */
-void acknowledge(Port *self, struct seen *seen);
+void acknowledge(Port *self);
 
 extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
 /* The class of the wr_id of a request without a completion. */

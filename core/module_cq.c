@@ -252,29 +252,27 @@ static PyObject *wc_of(const struct rdmacm_entry *entry) {
     return wc;
 }
 
-/* The first completions of the queue, at most `most`, as a list. */
-static PyObject *take(CompletionQueue *self, size_t most) {
-    struct rdmacm_entry entries[BATCH];
+/* Append the completions of `count` entries to a list, which is gone with an exception. */
+static void append_all(PyObject **list, const struct rdmacm_entry *entries, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        PyObject *wc = wc_of(&entries[i]);
+        if (*list && (!wc || PyList_Append(*list, wc) < 0))
+            Py_CLEAR(*list);
+        Py_XDECREF(wc);
+    }
+}
+
+/* The completions of `count` entries that were taken out, and the first ones of the queue after them, at most `most`. */
+static PyObject *take(CompletionQueue *self, struct rdmacm_entry *entries, size_t count, size_t most) {
     PyObject *list = PyList_New(0);
-    for (size_t count = BATCH; list && most && count == BATCH; most -= count) {
+    append_all(&list, entries, count);
+    while (list && count == BATCH && (most -= count)) {
         enter_core();
         count = pop_entries(&self->cq, entries, most);
         rdmacm_leave();
-        for (size_t i = 0; i < count; i++) {
-            PyObject *wc = wc_of(&entries[i]);
-            if (list && (!wc || PyList_Append(list, wc) < 0))
-                Py_CLEAR(list);
-            Py_XDECREF(wc);
-        }
+        append_all(&list, entries, count);
     }
     return list;
-}
-
-static bool has_overrun(CompletionQueue *self) {
-    enter_core();
-    bool has = self->cq.overrun;
-    rdmacm_leave();
-    return has;
 }
 
 static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
@@ -286,27 +284,35 @@ static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
         Py_RETURN_NONE;
     Lock *lock = port->lock;
     take_lock(lock);
-    PyObject *result = NULL;
-    int polled = POLLED;
+    struct rdmacm_entry entries[BATCH];
     struct seen seen = {0};
-    enter_core();
-    bool is_empty = !self->cq.count, has_acks = port->port && port->port->acks;
-    if (!is_empty)
-        look_events(port, &seen);
-    rdmacm_leave();
-    if (!port->port)
-        polled = POLL_IN_PYTHON;
-    else if (is_empty)
-        polled = poll_port(port, &self->cq, &seen);
-    else if (self->waited)
-        self->waited = false;
-    else if (has_acks)
-        acknowledge(port, NULL);
-    if (see_events(port, &seen)) {
-        result = take(self, (size_t)most);
-        if (result && !PyList_Size(result) && (polled == POLL_IN_PYTHON || has_overrun(self)))
-            set_object(&result, Py_None);
+    size_t count = 0;
+    bool is_pythons = !port->port, has_acks = false;
+    if (!is_pythons) {
+        enter_core();
+        has_acks = self->cq.count && !self->waited && port->port->acks;
+        if (self->cq.count) {
+            count = pop_entries(&self->cq, entries, (size_t)most);
+            self->waited = false;
+            look_events(port, &seen);
+        }
+        rdmacm_leave();
+        if (has_acks)
+            acknowledge(port);
+        if (!count) {
+            is_pythons = poll_port(port, &self->cq, &seen) == POLL_IN_PYTHON;
+            enter_core();
+            count = pop_entries(&self->cq, entries, (size_t)most);
+            is_pythons |= self->cq.overrun;
+            rdmacm_leave();
+        }
     }
+    bool is_right = see_events(port, &seen);
+    PyObject *result = take(self, entries, count, (size_t)most);
+    if (!is_right)
+        Py_CLEAR(result);
+    else if (result && is_pythons && !PyList_Size(result)) /* what was seen may have added some */
+        set_object(&result, Py_None);
     rdmacm_lock_release(&lock->lock);
     return result;
 }
@@ -315,7 +321,14 @@ static PyObject *queue_take(CompletionQueue *self, PyObject *argument) {
     Py_ssize_t most = PyLong_AsSsize_t(argument);
     if (most == -1 && PyErr_Occurred())
         return NULL;
-    return take(self, most > 0 ? (size_t)most : 0);
+    struct rdmacm_entry entries[BATCH];
+    size_t count = 0;
+    if (most > 0) {
+        enter_core();
+        count = pop_entries(&self->cq, entries, (size_t)most);
+        rdmacm_leave();
+    }
+    return take(self, entries, count, (size_t)most);
 }
 
 static PyObject *queue_drop(CompletionQueue *self, PyObject *argument) {

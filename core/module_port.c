@@ -254,11 +254,9 @@ int poll_port(Port *self, const struct rdmacm_cq *queue, struct seen *seen) {
     return polled;
 }
 
-void acknowledge(Port *self, struct seen *seen) {
+void acknowledge(Port *self) {
     PyThreadState *state = begin_core();
     rdmacm_port_acknowledge(self->port, rdmacm_now());
-    if (seen)
-        look_events(self, seen);
     end_core(state);
 }
 
@@ -424,7 +422,7 @@ static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
     if (self->port && !self->is_background)
         atomic_fetch_add_explicit(&self->port->calls, 1, memory_order_relaxed);
     if (self->port && has_acks(self->port))
-        acknowledge(self, NULL);
+        acknowledge(self);
     Py_RETURN_NONE;
 }
 
