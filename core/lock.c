@@ -133,6 +133,15 @@ void rdmacm_cq_pop(struct rdmacm_cq *cq) {
     cq->count--;
 }
 
+size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most) {
+    size_t count = 0;
+    for (; cq->count && count < most; count++) {
+        entries[count] = *rdmacm_cq_at(cq, 0);
+        rdmacm_cq_pop(cq);
+    }
+    return count;
+}
+
 size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_entry *removed, size_t most) {
     size_t kept = 0, count = 0;
     for (size_t i = 0; i < cq->count; i++) {

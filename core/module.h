@@ -106,8 +106,10 @@ void look_events(Port *self, struct seen *seen);
 bool see_events(Port *self, const struct seen *seen);
 
 enum { POLLED_NOTHING, POLLED, POLL_IN_PYTHON };
-/* Make progress for a caller that polls `queue`, if that is empty. The runtime's lock is held. */
-int poll_port(Port *self, const struct rdmacm_cq *queue, struct seen *seen);
+/* Make progress for a caller that polls `queue`, if that is empty, and take what it has then, at most `most`. The runtime's
+ * lock is held. */
+int poll_port(Port *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
+              size_t *count);
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Port *self);
 

@@ -158,12 +158,7 @@ enum { BATCH = 32 };
 
 /* Take the first entries out, at most `most` and BATCH. The mutex is held. */
 static size_t pop_entries(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most) {
-    size_t count = 0;
-    for (; cq->count && count < most && count < BATCH; count++) {
-        entries[count] = *rdmacm_cq_at(cq, 0);
-        rdmacm_cq_pop(cq);
-    }
-    return count;
+    return rdmacm_cq_take(cq, entries, most < BATCH ? most : BATCH);
 }
 
 static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
@@ -275,6 +270,13 @@ static PyObject *take(CompletionQueue *self, struct rdmacm_entry *entries, size_
     return list;
 }
 
+static bool has_overrun(CompletionQueue *self) {
+    enter_core();
+    bool has = self->cq.overrun;
+    rdmacm_leave();
+    return has;
+}
+
 static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
     Py_ssize_t most = PyLong_AsSsize_t(argument);
     if (most == -1 && PyErr_Occurred())
@@ -287,32 +289,30 @@ static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
     struct rdmacm_entry entries[BATCH];
     struct seen seen = {0};
     size_t count = 0;
-    bool is_pythons = !port->port, has_acks = false;
-    if (!is_pythons) {
+    size_t at_once = (size_t)most < BATCH ? (size_t)most : BATCH;
+    bool is_pythons = !port->port;
+    /* A first look without the mutex, which the second one takes: a caller that polls finds nothing most of the time. */
+    if (!is_pythons && __atomic_load_n(&self->cq.count, __ATOMIC_RELAXED)) {
         enter_core();
-        has_acks = self->cq.count && !self->waited && port->port->acks;
-        if (self->cq.count) {
-            count = pop_entries(&self->cq, entries, (size_t)most);
-            self->waited = false;
-            look_events(port, &seen);
-        }
+        bool has_acks = !self->waited && port->port->acks;
+        count = pop_entries(&self->cq, entries, at_once);
+        look_events(port, &seen);
         rdmacm_leave();
+        self->waited = false;
         if (has_acks)
             acknowledge(port);
-        if (!count) {
-            is_pythons = poll_port(port, &self->cq, &seen) == POLL_IN_PYTHON;
-            enter_core();
-            count = pop_entries(&self->cq, entries, (size_t)most);
-            is_pythons |= self->cq.overrun;
-            rdmacm_leave();
-        }
     }
-    bool is_right = see_events(port, &seen);
+    struct seen later = {0};
+    if (!is_pythons && !count)
+        is_pythons = poll_port(port, &self->cq, &later, entries, at_once, &count) == POLL_IN_PYTHON;
     PyObject *result = take(self, entries, count, (size_t)most);
-    if (!is_right)
-        Py_CLEAR(result);
-    else if (result && is_pythons && !PyList_Size(result)) /* what was seen may have added some */
+    bool is_right = see_events(port, &seen) && see_events(port, &later);
+    if (is_right && result && !PyList_Size(result) && (is_pythons || has_overrun(self)))
         set_object(&result, Py_None);
+    else if (!is_right && result && PyList_Size(result))
+        PyErr_WriteUnraisable((PyObject *)self); /* the completions are the caller's */
+    else if (!is_right)
+        Py_CLEAR(result);
     rdmacm_lock_release(&lock->lock);
     return result;
 }

@@ -243,9 +243,11 @@ static int poll_sockets(Port *self, const struct rdmacm_cq *queue) {
     return !is_done ? POLL_IN_PYTHON : count ? POLLED : POLLED_NOTHING;
 }
 
-int poll_port(Port *self, const struct rdmacm_cq *queue, struct seen *seen) {
+int poll_port(Port *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
+              size_t *count) {
     PyThreadState *state = begin_core();
     int polled = poll_sockets(self, queue);
+    *count = rdmacm_cq_take(queue, entries, most);
     look_events(self, seen);
     rdmacm_leave();
     if (polled == POLLED_NOTHING)

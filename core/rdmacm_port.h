@@ -79,6 +79,8 @@ struct rdmacm_entry *rdmacm_cq_at(struct rdmacm_cq *cq, size_t index);
 /* False without memory. Does not look at `limit`. */
 bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry);
 void rdmacm_cq_pop(struct rdmacm_cq *cq);
+/* Take the first entries out, at most `most`. */
+size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most);
 /* Remove the first `most` completions of a queue pair; how many there were. */
 size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_entry *removed, size_t most);
 void rdmacm_cq_free(struct rdmacm_cq *cq);
