@@ -18,7 +18,7 @@ enum {
     MOST_OF_OTHERS = 64,
 };
 
-/* -- queue pairs ----------------------------------------------------------------------------------------------------- */
+/* -- queue pairs --------------------------------------------------------------------------------------------------- */
 
 /* The slot of a queue pair, or the empty one where it would be. */
 static size_t slot_of(struct rdmacm_known *const *table, size_t capacity, uint32_t qp_num) {
@@ -92,7 +92,7 @@ void rdmacm_port_forget_all(struct rdmacm_port *port) {
 
 /* -- the checks ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the address that a datagram comes from, and the one it has arrived at, are those of a peer; not the UDP port. */
+/* Whether the addresses that a datagram comes from and has arrived at are those of a peer; not the UDP port. */
 static bool is_between(const struct rdmacm_known *known, const struct rdmacm_received *from) {
     size_t length = known->is_ipv6 ? 16 : 4;
     if (from->local_length != length || memcmp(from->local, known->local, length) != 0)

@@ -53,7 +53,7 @@ bool rdmacm_lock_release(struct rdmacm_lock *lock) {
     return true;
 }
 
-/* -- the mutex --------------------------------------------------------------------------------------------------------- */
+/* -- the mutex ------------------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t core_mutex = PTHREAD_MUTEX_INITIALIZER;
 

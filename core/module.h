@@ -67,7 +67,7 @@ typedef struct {
     PyObject *on_events; /* called without arguments when there is something to take */
     PyObject *sleepers;  /* is not empty while threads wait: then on_events is called for each completion */
     bool is_processing;  /* whether Python processes what has arrived: nothing is read meanwhile */
-    bool is_background;  /* whether the helper thread makes progress: that does not keep the thread of the core waiting */
+    bool is_background;  /* whether the helper thread makes progress: the thread of the core does not wait for it */
     unsigned polls;
     double progress_due; /* when the next poll is Python's, in seconds */
     int signal_fd; /* -1: not open */
@@ -106,8 +106,8 @@ void look_events(Port *self, struct seen *seen);
 bool see_events(Port *self, const struct seen *seen);
 
 enum { POLLED_NOTHING, POLLED, POLL_IN_PYTHON };
-/* Make progress for a caller that polls `queue`, if that is empty, and take what it has then, at most `most`. The runtime's
- * lock is held. */
+/* Make progress for a caller that polls `queue`, if that is empty, and take what it has then, at most `most`. The
+ * runtime's lock is held. */
 int poll_port(Port *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
               size_t *count);
 /* Send the ACKs that wait. The runtime's lock is held. */

@@ -95,7 +95,7 @@ static PyType_Spec lock_spec = {
     .slots = lock_slots,
 };
 
-/* -- the mutex --------------------------------------------------------------------------------------------------------- */
+/* -- the mutex ------------------------------------------------------------------------------------------------------- */
 
 /* How often a thread lets others have the interpreter while it waits for the mutex. */
 enum { PATIENCE = 4 };
@@ -535,7 +535,7 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
-/* -- queue pairs, and packets that none of them accepts --------------------------------------------------------------- */
+/* -- queue pairs, and packets that none of them accepts -------------------------------------------------------------- */
 
 static PyObject *port_set_slots(Port *self, PyObject *slots) {
     uint8_t own[RDMACM_SLOTS / 8] = {0};
@@ -639,7 +639,8 @@ static PyObject *port_take_strays(Port *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *strays = PyList_New(0), *refused = PyList_New(0);
     for (int i = 0; i < RDMACM_STRAYS; i++)
         if (counts[i])
-            append(&strays, Py_BuildValue("Osk", i < RDMACM_SHORT_TRAIN ? Py_True : Py_False, stray_names[i], counts[i]));
+            append(&strays,
+                   Py_BuildValue("Osk", i < RDMACM_SHORT_TRAIN ? Py_True : Py_False, stray_names[i], counts[i]));
     for (;;) {
         unsigned long of_one[RDMACM_REFUSALS];
         enter_core();

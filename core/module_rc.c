@@ -646,7 +646,8 @@ static PyGetSetDef core_getset[] = {
 static PyMethodDef core_methods[] = {
     {"core_set_flow", (PyCFunction)core_set_flow, METH_VARARGS, "core_set_flow(incoming, base, is_ipv6)"},
     {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS, "core_set_memory(regions, pd)"},
-    {"core_begin", (PyCFunction)core_begin, METH_O, "core_begin(send_index): have the queues here, if that is possible, to be filled until core_filled()."},
+    {"core_begin", (PyCFunction)core_begin, METH_O,
+     "core_begin(send_index): have the queues here, if that is possible, to be filled until core_filled()."},
     {"core_filled", (PyCFunction)core_filled, METH_NOARGS, "The queues have all that was posted."},
     {"core_adopt_send", (PyCFunction)core_adopt_send, METH_O, "core_adopt_send(work): as post, for one that has begun."},
     {"core_end", (PyCFunction)core_end, METH_NOARGS, "Hand the queues back."},

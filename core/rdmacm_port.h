@@ -115,7 +115,7 @@ enum rdmacm_stray {
     RDMACM_SHORT,       /* shorter than any packet */
     RDMACM_STRAY,       /* for no process */
     RDMACM_BACKLOG,     /* as many wait for the owner as may */
-    RDMACM_SHORT_TRAIN, /* of packets that are shorter than any; the names of this one and the next are the multiplexer's */
+    RDMACM_SHORT_TRAIN, /* of packets shorter than any; the names from here on are the multiplexer's */
     RDMACM_UNKNOWN_QP,
     RDMACM_WRONG_ADDRESS,
     RDMACM_WRONG_STATE,
@@ -341,8 +341,8 @@ bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow
 /* No packet of a datagram was accepted. */
 void rdmacm_port_count_dropped(struct rdmacm_port *port);
 
-/* Process packets in the port's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of those
- * processed, and add those that were accepted to `accepted`. */
+/* Process packets in the port's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of
+ * those processed, and add those that were accepted to `accepted`. */
 size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
                          size_t *accepted);
 /* Send up to `limit` packets; return how many. */

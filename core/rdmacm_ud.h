@@ -77,7 +77,7 @@ struct rdmacm_recv *rdmacm_ud_recv_at(struct rdmacm_ud *ud, size_t index);
 size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, size_t segment,
                       const struct rdmacm_ud_source *from, size_t *accepted, size_t *no_receive);
 
-/* Why the engine drops a packet that names the queue pair and that rdmacm_ud_take() has left; in the order of its checks. */
+/* Why the engine drops a packet for the queue pair that rdmacm_ud_take() has left; in the order of its checks. */
 enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, uint8_t *data, size_t size);
 
 /* Where the next packet goes; NULL: there is none to send. */

@@ -518,7 +518,8 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_
 
 /* By opcode: bytes of the headers of the packets that the Python engine knows. */
 static const uint8_t known_lengths[32] = {
-    12, 12, 12, 16, 12, 16, 28, 12, 12, 16, 28, 32, 28, 16, 12, 16, 16, 16, 24, 40, 40, 0, 16, 16, [0x1C] = 32, [0x1D] = 28,
+    12, 12, 12, 16, 12, 16, 28, 12, 12, 16, 28, 32, 28, 16, 12, 16, 16, 16, 24, 40, 40, 0, 16, 16,
+    [0x1C] = 32, [0x1D] = 28,
 };
 
 /* Whether a P_Key matches: the same partition, and one of the two a full member. */

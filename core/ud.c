@@ -240,7 +240,8 @@ size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, si
     return at;
 }
 
-enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, uint8_t *data, size_t size) {
+enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, uint8_t *data,
+                                      size_t size) {
     if (size < SHORTEST)
         return RDMACM_REFUSED_LENGTH;
     if (data[0] != UD_SEND_ONLY && data[0] != UD_SEND_ONLY_WITH_IMMEDIATE)

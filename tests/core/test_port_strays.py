@@ -176,7 +176,7 @@ def _send_strays(served: Served) -> dict[str, int]:
     return sent
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 def test_strays_are_dropped_without_the_interpreter(host: str) -> None:
     with serving(host) as served:
         sent = _send_strays(served)
@@ -186,6 +186,7 @@ def test_strays_are_dropped_without_the_interpreter(host: str) -> None:
     assert {name: counters.get(name) for name in sent} == sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", ["c", "python"])
 def test_strays_are_counted_by_the_same_names_with_either_core(core: str) -> None:
     with serving("127.0.0.1", "polling", core) as served:
