@@ -29,6 +29,11 @@ from rdmacm.cma.structures import *  # noqa: F403
 from rdmacm.cma.verbs import *  # noqa: F403
 
 if not TYPE_CHECKING:  # type checkers see the imports above
-    # Without the classes of the package that have C's names, too: their long texts would hide the functions in pydoc.
     __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + extended.__all__ + refused.__all__ + constants.__all__
-    __all__ += [name for name in structures.__all__ if getattr(structures, name).__name__ == name]
+    __all__ += structures.__all__
+
+
+def __dir__() -> list[str]:
+    """The names of pydoc's page: without C's names of the package's own classes, whose texts would fill 4000 lines."""
+    second = {name for name in structures.__all__ if getattr(structures, name).__name__ != name}
+    return sorted(globals().keys() - second)
