@@ -112,15 +112,16 @@ class TestRoute:
         (info,) = getaddrinfo("10.0.0.1", 7471, src_addr=("0.0.0.0", 0), provider=Reaching())
         assert info.src_addr == ("10.0.0.2", 0)
 
-    def test_route_hint_is_kept(self) -> None:
-        (info,) = getaddrinfo("10.0.0.1", 7471, route=[PathData(OTHER_PATH)], provider=Reaching())
-        assert info.route == (PathData(OTHER_PATH),)
-        assert info.device == "stub0"
+    def test_route_hint_restricts(self) -> None:
+        like = PATH.replace(mtu=2)
+        (info,) = getaddrinfo("10.0.0.1", 7471, route=[PathData(like)], provider=Reaching())
+        assert (info.route, info.device) == ((PathData(like),), "stub0")
+        assert fails("10.0.0.1", 7471, route=[PathData(OTHER_PATH)], provider=Reaching()).errno == EAI.NODATA
 
-    def test_route_hint_is_kept_without_a_route(self) -> None:
+    def test_route_hint_is_no_route(self) -> None:
         for flags in (0, NOROUTE):
             (info,) = getaddrinfo("10.0.0.1", 7471, flags=flags, route=OTHER_PATH.pack(), provider=Nowhere())
-            assert info.route == (PathData(OTHER_PATH),)
+            assert info.route == ()
 
     def test_destination_hint_alone_gets_source_and_route(self) -> None:
         (info,) = getaddrinfo(dst_addr=("10.0.0.1", 7471), provider=Reaching())
@@ -132,14 +133,15 @@ class TestRoute:
         found = getaddrinfo(dst_addr=("10.0.0.1", 7471), flags=NOROUTE, provider=NotToBeAsked())
         assert found == [to(("10.0.0.1", 7471))]
 
-    def test_hints_alone_keep_source_and_route(self) -> None:
+    def test_hints_alone_keep_source_and_restriction(self) -> None:
+        like = PATH.replace(mtu=2)
         (info,) = getaddrinfo(
             src_addr=("10.0.0.3", 5),
             dst_addr=("10.0.0.1", 7471),
-            route=[PathData(OTHER_PATH)],
+            route=[PathData(like)],
             provider=Reaching(),
         )
-        assert (info.src_addr, info.route, info.device) == (("10.0.0.3", 5), (PathData(OTHER_PATH),), "stub0")
+        assert (info.src_addr, info.route, info.device) == (("10.0.0.3", 5), (PathData(like),), "stub0")
 
     def test_gid_destinations_are_not_routed_by_ip(self) -> None:
         provider = Nowhere()
@@ -189,8 +191,7 @@ class TestHintsAlone:
         assert (info.family, info.qp_type, info.port_space) == (AF_IB, RC, IB)
         assert info.src_addr == SockAddrIB(Gid("fe80::5"), 0x13F0000, SPACE_ONLY, 0x8001)
         assert info.dst_addr == SockAddrIB(Gid("fe80::d"), 0x13F0000, SPACE_ONLY, 0x8001, 0x12345)
-        assert info.route == (PathData(path),)
-        assert (info.src_len, info.dst_len, info.route_len) == (48, 48, 72)
+        assert (info.src_len, info.dst_len, info.route_len) == (48, 48, 0)
 
     def test_route_takes_the_service_of_the_destination(self) -> None:
         path = PathRecord(dgid=Gid("fe80::d"), sgid=Gid("fe80::5"), service_id=0x1061D2F)

@@ -43,14 +43,14 @@ NO_FLAGS = RaiFlag(0)
 class AddrInfo:
     """``struct rdma_addrinfo``; the fields have C's names without ``ai_``. In hints, 0 and None mean "any".
 
-    ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``:
-    :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. ``src_addr`` and ``dst_addr`` are Python socket
-    addresses or :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the
-    host's canonical name, on the passive and on the active side. ``route`` has the paths to the destination; it may be
-    given as bytes, an array of C's ``ibv_path_data`` (72 bytes each) or ``ibv_path_record`` (64 bytes each), and EINVAL
-    is raised for anything else. ``connect`` has the bytes that a connection request must carry before the user's
-    private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the host would
-    use, or None and 0 if there is no route or it was not looked up.
+    ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``: :class:`QPType`
+    or 0; ``port_space``: :class:`PortSpace` or 0. ``src_addr`` and ``dst_addr`` are Python socket addresses or
+    :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the host's canonical
+    name, on the passive and on the active side. ``route`` has the paths to the destination, and in hints restricts
+    them; it may be given as bytes, an array of C's ``ibv_path_data`` (72 bytes each) or ``ibv_path_record`` (64 bytes
+    each), and EINVAL is raised for anything else. ``connect`` has the bytes that a connection request must carry before
+    the user's private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the
+    host would use, or None and 0 if there is no route or it was not looked up.
     """
 
     flags: int = NO_FLAGS

@@ -29,6 +29,8 @@ from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
 from rdmacm.kernel.reasons import no_group, not_local
 from rdmacm.multicast import GroupJoin
+from rdmacm.proto.sa import PATH_FLAGS, PathData
+from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.verbs.attr import QPAttr
@@ -280,11 +282,22 @@ class KernelId(IdCore):
             elif level == OptionLevel.IB and name == IbOption.PATH:
                 if not isinstance(value, bytes | bytearray | memoryview):
                     raise cm_error(errno.EINVAL, "IB_PATH takes an array of ibv_path_data", "set_option")
+                self._check_path(bytes(value))
                 self.started = perf_counter_ns()
                 self._pass_option(level, name, bytes(value), Trigger.SET_PATH)
                 self.enter(State.ROUTE_RESOLVED)
             else:
                 raise cm_error(errno.ENOSYS, f"no option {name} at level {level}", "set_option")
+
+    def _check_path(self, value: bytes) -> None:
+        """Refuse a path that the kernel takes, and that its peer would refuse."""
+        size = PathData.SIZE
+        records = [PathData.unpack(value[at : at + size]) for at in range(0, len(value) - size + 1, size)]
+        path = next((data.path for data in records if data.flags == PATH_FLAGS), None)
+        has_lids = self.verbs is not None and not self.is_ethernet
+        reason = None if path is None else why_unusable(path, has_lids=has_lids)
+        if reason is not None:
+            raise cm_error(errno.EINVAL, reason, "set_option", hint="a path of getaddrinfo()")
 
     def _pass_option(self, level: int, name: int, data: bytes, trigger: Trigger | None) -> None:
         from array import array
