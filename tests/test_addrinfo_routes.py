@@ -316,9 +316,11 @@ def test_partition_of_the_hints(ib: Subnet) -> None:
     assert info.dst_addr.pkey == 0x8001
     with create_ep(info, provider=ib.provider) as cmid:
         assert (cmid.route.pkey, cmid.route.path_rec[0].pkey) == (0x8001, 0x8001)
-    with pytest.raises(GaiError) as caught:
-        ib.to_ip(OPEN.replace(pkey=0x8001))  # ib0 is in the default partition
-    assert caught.value.errno == EAI.NODATA
+    # ib0 is in the default partition, and no port is in that of 0x8123.
+    for ask, pkey in ((ib.to_ip, 0x8001), (ib.to_gid, 0x8123), (ib.to_ip, 0x8123)):
+        with pytest.raises(GaiError) as caught:
+            ask(OPEN.replace(pkey=pkey))
+        assert caught.value.errno == EAI.NODATA
 
 
 @TO_EITHER

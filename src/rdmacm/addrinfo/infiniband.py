@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rdmacm import acm
 from rdmacm.address import (
     AF_IB,
+    DEFAULT_PKEY,
     Address,
     Gid,
     InetAddr,
@@ -104,7 +105,10 @@ def _with_sa_route(info: AddrInfo, hints: AddrInfo, provider: Provider) -> AddrI
         return info
 
     def find(like: PathRecord | None) -> RouteChoice | None:
-        return provider.find_path(destination, source, info.port_space, like)
+        to = destination
+        if hints.route and like is None and isinstance(to, SockAddrIB):  # its P_Key may be that of the hints' route
+            to = replace(to, pkey=DEFAULT_PKEY)
+        return provider.find_path(to, source, info.port_space, like)
 
     if not hints.route:
         choice = find(None)
