@@ -181,9 +181,15 @@ class KernelId(IdCore):
         lookup, expected = self.expectation(destination)
         if expected is not None and expected.errno == error.errno:
             error.strerror, error.hint = expected.message, expected.hint
+        elif isinstance(destination, InetAddr) and destination.is_loopback and error.errno == errno.EINVAL:
+            error.strerror = (
+                f"the kernel does not resolve {destination.host}: no active port is one of RoCE or InfiniBand"
+            )
+            error.hint = self._own_address(destination) or error.hint
         self.step_done("address", error.strerror)
         code, text = error.errno or 0, str(error.strerror)
-        error.explanation = explain_failure(lookup, expected, code, "resolve_addr", text, self.steps)
+        explanation = explain_failure(lookup, expected, code, "resolve_addr", text, self.steps)
+        error.explanation = explanation.replace(hint=error.hint)
 
     def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:
         with self.runtime.lock:
@@ -205,10 +211,7 @@ class KernelId(IdCore):
         destination = self.peer_addr
         if isinstance(destination, InetAddr) and destination.is_loopback and error.errno == errno.ENODEV:
             error.strerror = f"the kernel makes no path to {destination.host}"
-            known_ips = (address.ip for address in self.host.view().addresses if address.view.is_active)
-            ip = next((ip for ip in known_ips if len(ip) == len(destination.ip) and not is_link_local(ip)), None)
-            if ip is not None:
-                error.hint = f"{InetAddr(destination.family, ip).host}, an address of an RDMA device"
+            error.hint = self._own_address(destination) or error.hint
         error.explanation = known.replace(
             candidates=tuple(replace(c, chosen=False) for c in known.candidates),
             error="resolve_route",
@@ -217,6 +220,12 @@ class KernelId(IdCore):
             message=str(error.strerror),
             hint=error.hint,
         )
+
+    def _own_address(self, loopback: InetAddr) -> str | None:
+        """A hint: an address of a device to use in place of a loopback address."""
+        known_ips = (address.ip for address in self.host.view().addresses if address.view.is_active)
+        ip = next((ip for ip in known_ips if len(ip) == len(loopback.ip) and not is_link_local(ip)), None)
+        return None if ip is None else f"{InetAddr(loopback.family, ip).host}, an address of an RDMA device"
 
     def explain(self) -> Explanation:
         with self.runtime.lock:
