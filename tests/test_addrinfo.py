@@ -181,6 +181,29 @@ class TestHintsAlone:
         (info,) = getaddrinfo(dst_addr=target, port_space=IB, provider=Nowhere())
         assert info == to(target, RC, IB)
 
+    @for_each(
+        ("sid", "expected"),
+        [
+            (0x01061D2F, (RC, TCP)),
+            (0x01111D2F, (UD, UDP)),
+            (0x013F1D2F, (RC, IB)),
+            (0x00021D2F, (UD, PortSpace.IPOIB)),
+            (0x1234567890, (RC, IB)),
+            (0, (RC, TCP)),
+        ],
+    )
+    def test_port_space_of_an_infiniband_address(self, sid: int, expected: tuple[int, int]) -> None:
+        target = SockAddrIB(Gid("fe80::1"), sid, ALL_ONES)
+        for fields in ({"dst_addr": target}, {"src_addr": target, "flags": PASSIVE}):
+            (info,) = getaddrinfo(provider=Nowhere(), **fields)
+            assert (info.qp_type, info.port_space) == expected
+        (info,) = getaddrinfo(dst_addr=target, port_space=UDP, provider=Nowhere())
+        assert (info.qp_type, info.port_space) == (UD, UDP), "as hinted"
+
+    def test_port_space_of_an_address_that_does_not_go_with_the_qp_type_raises(self) -> None:
+        target = SockAddrIB(Gid("fe80::1"), 0x01061D2F, ALL_ONES)
+        assert fails(dst_addr=target, qp_type=UD).errno == EAI.QPTYPE
+
     def test_source_alone_is_completed(self) -> None:
         (info,) = getaddrinfo(src_addr=("10.0.0.2", 5), provider=Nowhere())
         assert info == AddrInfo(RaiFlag(0), AF_INET, RC, TCP, ("10.0.0.2", 5))

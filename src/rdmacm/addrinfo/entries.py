@@ -18,7 +18,7 @@ from rdmacm.address import (
     service_id,
     service_id_mask,
 )
-from rdmacm.addrinfo.checks import family_error, gai_error
+from rdmacm.addrinfo.checks import PORT_SPACES, check_types, family_error, gai_error
 from rdmacm.addrinfo.info import NO_FLAGS, NO_HINTS, RAI_FAMILY, RAI_PASSIVE, AddrInfo, sockaddr
 from rdmacm.addrinfo.names import NamedAddress, Resolver, qp_type_and_port_space, resolve_service
 from rdmacm.constants import EAI, PortSpace, RaiFlag
@@ -134,6 +134,9 @@ def entry_from_hints(
     if is_passive:
         destination = None
     known = destination or source
+    if not port_space_hint and isinstance(known, SockAddrIB):
+        port_space_hint = _space_of(known.sid)
+        check_types(None, service, hints.qp_type, port_space_hint)
     family = AF_IB if isinstance(known, SockAddrIB) else known.family if known else hints.family
     if hints.family and family != hints.family:
         raise family_error(None, service, f"route ends at {known}, which", family, hints.family)
@@ -148,6 +151,11 @@ def entry_from_hints(
     flags = RaiFlag(hints.flags & RAI_PASSIVE)
     info = AddrInfo(flags, int(family), qp_type, port_space, sockaddr(source), sockaddr(destination))
     return _with_route(info, source, destination, provider, hints)
+
+
+def _space_of(sid: int) -> int:
+    """The port space of a service id: IB for one that is of no other; 0 for none."""
+    return PORT_SPACES.get(sid >> 16, PortSpace.IB) if sid else 0
 
 
 def _with_port(address: Address | None, port_space: int, port: int) -> Address | None:

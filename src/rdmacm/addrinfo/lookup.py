@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from rdmacm import acm
 from rdmacm.address import AF_IB, ALL_BITS_64, Gid, SockAddrIB, service_id, service_id_mask
-from rdmacm.addrinfo.checks import check_hints
+from rdmacm.addrinfo.checks import check_hints, gai_error
 from rdmacm.addrinfo.entries import all_that_fit, entry_from_hints, entry_from_name, has_own_end
 from rdmacm.addrinfo.infiniband import active_gids, lacks_path, with_paths
 from rdmacm.addrinfo.info import (
@@ -24,7 +24,7 @@ from rdmacm.addrinfo.info import (
     make_hints,
 )
 from rdmacm.addrinfo.names import Resolver, is_numeric, resolve_name
-from rdmacm.constants import PortSpace, RaiFlag
+from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.errors import cm_error
 from rdmacm.provider import Provider, get_provider
 
@@ -88,9 +88,19 @@ def getaddrinfo(
             found = all_that_fit(named, lambda one: [entry_from_name(one, known, node, service, routing)])
         else:
             found = [entry_from_name(one, known, node, service, routing) for one in named]
-    if routing is None or not (acm.CLIENT.is_there() or any(map(lacks_path, found))):
-        return found
-    return with_paths(found, hints or NO_HINTS, routing)
+    if routing is not None and (acm.CLIENT.is_there() or any(map(lacks_path, found))):
+        found = with_paths(found, hints or NO_HINTS, routing)
+    return found if hints is None or hints.family != AF_IB else _of_infiniband(found, node, service)
+
+
+def _of_infiniband(infos: list[AddrInfo], node: str | None, service: str | None) -> list[AddrInfo]:
+    """The results with AF_IB addresses, as the hints want; EAI_ADDRFAMILY if there are only IP addresses."""
+    found = [info for info in infos if info.family == AF_IB]
+    if not found:
+        what = "the service" if node is None else node
+        cause = f"{what} is looked up as an IP address without RAI_FAMILY, and no AF_IB address is known for it"
+        raise gai_error(EAI.ADDRFAMILY, node, service, cause, "RAI_FAMILY for a GID, or another family")
+    return found
 
 
 def needs_lookup(node: str | None, hints: AddrInfo | None, provider: Provider) -> bool:
