@@ -149,6 +149,16 @@ def test_restriction_that_no_path_of_roce_meets_is_nodata(both: Ends, fields: di
         assert describe(like) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"mtu": 64}, {"mtu": 2, "mtu_selector": 4}, {"hop_limit": 256}, {"flow_label": 1 << 20}, {"sl": 16}, {"pkey": -1}],
+)
+def test_field_out_of_range_is_refused(both: Ends, fields: dict[str, Any]) -> None:
+    with pytest.raises(RdmaError, match="out of range") as caught:
+        lookup(both, OPEN.replace(**fields))
+    assert caught.value.errno == errno.EINVAL
+
+
 def test_destination_without_a_route_has_none_with_hints_as_well() -> None:
     (found,) = getaddrinfo("203.0.113.9", PORT, route=[PathData(OPEN)], provider=memory_provider(MemoryNetwork()))
     assert (found.route_len, found.device, found.dst_addr) == (0, None, ("203.0.113.9", PORT))

@@ -101,7 +101,9 @@ def _with_sa_route(info: AddrInfo, hints: AddrInfo, provider: Provider) -> AddrI
         return info
     source, destination = _parsed(hints.src_addr or info.src_addr), _parsed(info.dst_addr)
     assert destination is not None
-    if source is not None and isinstance(source, SockAddrIB) is not isinstance(destination, SockAddrIB):
+    is_known = source is not None or not (hints.src_addr or info.src_addr)  # a path cannot begin at a host name
+    is_of_family = source is None or isinstance(source, SockAddrIB) is isinstance(destination, SockAddrIB)
+    if not is_known or not is_of_family:
         return info
 
     def find(like: PathRecord | None) -> RouteChoice | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,7 @@ __all__ = [
     "RAI_SA",
     "AddrInfo",
     "HintFields",
+    "check_route",
     "make_hints",
     "sockaddr",
 ]
@@ -165,6 +167,17 @@ def _parse_route(route: object) -> tuple[PathData, ...]:
         if data and len(data) % structure.SIZE == 0:
             return tuple(unpack(data[at : at + structure.SIZE]) for at in range(0, len(data), structure.SIZE))
     raise _bad_route(f"{len(data)} bytes")
+
+
+def check_route(route: tuple[PathData, ...]) -> None:
+    """EINVAL for a record with a field that is out of range."""
+    for data in route:
+        try:
+            fits = PathData.unpack(data.pack()) == data
+        except (struct.error, TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise cm_error(errno.EINVAL, f"a field of the route is out of range: {data.path}", "getaddrinfo")
 
 
 def _unpack_record(data: bytes) -> PathData:

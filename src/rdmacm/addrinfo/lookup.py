@@ -21,6 +21,7 @@ from rdmacm.addrinfo.info import (
     RAI_SA,
     AddrInfo,
     HintFields,
+    check_route,
     make_hints,
 )
 from rdmacm.addrinfo.names import Resolver, is_numeric, resolve_name
@@ -62,7 +63,7 @@ def getaddrinfo(
     Raises :class:`GaiError`, whose ``errno`` is an EAI code: EAI_ADDRFAMILY if the node has no address of the family of
     the hints or of their source, or if the hints contradict themselves; EAI_NODATA if there are paths to the node, but
     none that the route of the hints allows; EAI_NONAME for an unknown node or service; EAI_SERVICE for a service of
-    another protocol. EINVAL for a route in bytes of another length than C's structures.
+    another protocol. EINVAL for a route in bytes of another length than C's structures, or with a field out of range.
     With ``RaiFlag.SA``, raises RdmaError: EOPNOTSUPP (a node or ``DNS`` is given too), EINVAL (no service) or ENOENT
     (no port's subnet administrator knows the service).
     Differences from librdmacm are listed in ``docs/parity.md``.
@@ -77,6 +78,7 @@ def getaddrinfo(
     if hints is not None:
         flags = int(hints.flags)
         check_hints(node, service, hints, flags)
+        check_route(hints.route)
         if flags & RAI_SA:
             return _from_sa(node, service, flags, get_provider(provider))
     routing = None if flags & RAI_NOROUTE else get_provider(provider)
