@@ -112,15 +112,16 @@ class TestRoute:
         (info,) = getaddrinfo("10.0.0.1", 7471, src_addr=("0.0.0.0", 0), provider=Reaching())
         assert info.src_addr == ("10.0.0.2", 0)
 
-    def test_route_hint_is_kept(self) -> None:
-        (info,) = getaddrinfo("10.0.0.1", 7471, route=[PathData(OTHER_PATH)], provider=Reaching())
-        assert info.route == (PathData(OTHER_PATH),)
-        assert info.device == "stub0"
+    def test_route_hint_restricts(self) -> None:
+        like = PATH.replace(mtu=2)
+        (info,) = getaddrinfo("10.0.0.1", 7471, route=[PathData(like)], provider=Reaching())
+        assert (info.route, info.device) == ((PathData(like),), "stub0")
+        assert fails("10.0.0.1", 7471, route=[PathData(OTHER_PATH)], provider=Reaching()).errno == EAI.NODATA
 
-    def test_route_hint_is_kept_without_a_route(self) -> None:
+    def test_route_hint_is_no_route(self) -> None:
         for flags in (0, NOROUTE):
             (info,) = getaddrinfo("10.0.0.1", 7471, flags=flags, route=OTHER_PATH.pack(), provider=Nowhere())
-            assert info.route == (PathData(OTHER_PATH),)
+            assert info.route == ()
 
     def test_destination_hint_alone_gets_source_and_route(self) -> None:
         (info,) = getaddrinfo(dst_addr=("10.0.0.1", 7471), provider=Reaching())
@@ -132,14 +133,15 @@ class TestRoute:
         found = getaddrinfo(dst_addr=("10.0.0.1", 7471), flags=NOROUTE, provider=NotToBeAsked())
         assert found == [to(("10.0.0.1", 7471))]
 
-    def test_hints_alone_keep_source_and_route(self) -> None:
+    def test_hints_alone_keep_source_and_restriction(self) -> None:
+        like = PATH.replace(mtu=2)
         (info,) = getaddrinfo(
             src_addr=("10.0.0.3", 5),
             dst_addr=("10.0.0.1", 7471),
-            route=[PathData(OTHER_PATH)],
+            route=[PathData(like)],
             provider=Reaching(),
         )
-        assert (info.src_addr, info.route, info.device) == (("10.0.0.3", 5), (PathData(OTHER_PATH),), "stub0")
+        assert (info.src_addr, info.route, info.device) == (("10.0.0.3", 5), (PathData(like),), "stub0")
 
     def test_gid_destinations_are_not_routed_by_ip(self) -> None:
         provider = Nowhere()
@@ -179,6 +181,29 @@ class TestHintsAlone:
         (info,) = getaddrinfo(dst_addr=target, port_space=IB, provider=Nowhere())
         assert info == to(target, RC, IB)
 
+    @for_each(
+        ("sid", "expected"),
+        [
+            (0x01061D2F, (RC, TCP)),
+            (0x01111D2F, (UD, UDP)),
+            (0x013F1D2F, (RC, IB)),
+            (0x00021D2F, (UD, PortSpace.IPOIB)),
+            (0x1234567890, (RC, IB)),
+            (0, (RC, TCP)),
+        ],
+    )
+    def test_port_space_of_an_infiniband_address(self, sid: int, expected: tuple[int, int]) -> None:
+        target = SockAddrIB(Gid("fe80::1"), sid, ALL_ONES)
+        for fields in ({"dst_addr": target}, {"src_addr": target, "flags": PASSIVE}):
+            (info,) = getaddrinfo(provider=Nowhere(), **fields)
+            assert (info.qp_type, info.port_space) == expected
+        (info,) = getaddrinfo(dst_addr=target, port_space=UDP, provider=Nowhere())
+        assert (info.qp_type, info.port_space) == (UD, UDP), "as hinted"
+
+    def test_port_space_of_an_address_that_does_not_go_with_the_qp_type_raises(self) -> None:
+        target = SockAddrIB(Gid("fe80::1"), 0x01061D2F, ALL_ONES)
+        assert fails(dst_addr=target, qp_type=UD).errno == EAI.QPTYPE
+
     def test_source_alone_is_completed(self) -> None:
         (info,) = getaddrinfo(src_addr=("10.0.0.2", 5), provider=Nowhere())
         assert info == AddrInfo(RaiFlag(0), AF_INET, RC, TCP, ("10.0.0.2", 5))
@@ -189,8 +214,7 @@ class TestHintsAlone:
         assert (info.family, info.qp_type, info.port_space) == (AF_IB, RC, IB)
         assert info.src_addr == SockAddrIB(Gid("fe80::5"), 0x13F0000, SPACE_ONLY, 0x8001)
         assert info.dst_addr == SockAddrIB(Gid("fe80::d"), 0x13F0000, SPACE_ONLY, 0x8001, 0x12345)
-        assert info.route == (PathData(path),)
-        assert (info.src_len, info.dst_len, info.route_len) == (48, 48, 72)
+        assert (info.src_len, info.dst_len, info.route_len) == (48, 48, 0)
 
     def test_route_takes_the_service_of_the_destination(self) -> None:
         path = PathRecord(dgid=Gid("fe80::d"), sgid=Gid("fe80::5"), service_id=0x1061D2F)

@@ -95,6 +95,7 @@ _COMPLETE = "The result has what is needed to communicate: family, QP type and p
 _LIST = "The result is a list: every address of the node or the local host is in it, the best first."
 _FLAGS = "Flags in the hints that are not valid are EAI_BADFLAGS."
 _QPTYPE = "A QP type or port space that cannot be served is EAI_QPTYPE."
+_AF_IB = "ai_family is the address family of the answers; only with RAI_FAMILY does it say how the node is read."
 _PORT = "A service that is not available is EAI_SERVICE, and no service has a port above 65535."
 _UNKNOWN = "A service that is not known is EAI_NONAME; EAI_SERVICE is for one of another QP type."
 
@@ -250,7 +251,7 @@ CASES: dict[int, Case] = {
     67: Case("127.0.0.1", "tftp", h(ps=UDP), (to(("127.0.0.1", 69), UD, UDP),), needs=usual_services),
     68: Case("127.0.0.1", "tftp", h(ps=TCP), EAI.SERVICE, needs=usual_services),
     # InfiniBand addresses.
-    69: Case("127.0.0.1", "7471", h(family=AF_IB, ps=TCP), (to(("127.0.0.1", 7471)),)),
+    69: Case("127.0.0.1", "7471", h(family=AF_IB, ps=TCP), EAI.ADDRFAMILY, c="ignored", page=_AF_IB),
     70: Case("fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, ps=IB), (to(ib(0x13F1D2F), RC, IB),)),
     71: Case(
         "fe80::2:c903:1:2",
@@ -272,7 +273,9 @@ CASES: dict[int, Case] = {
         "fe80::2:c903:1:2",
         "7471",
         h(NUMERICHOST, AF_IB, ps=IB),
-        (to(("fe80::2:c903:1:2", 7471, 0, 0), RC, IB),),
+        EAI.ADDRFAMILY,
+        c="an IPv6 address",
+        page=_AF_IB,
     ),
     76: Case(
         "fe80::2:c903:1:2",

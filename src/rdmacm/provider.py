@@ -76,7 +76,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from rdmacm.address import Address, Gid, InetAddr, SockAddrIB
+from rdmacm.address import Address, Gid, InetAddr
 from rdmacm.cmstate import State
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
@@ -276,7 +276,8 @@ class RouteChoice(NamedTuple):
     port_num: int
     #: The row of the source in the port's GID table.
     gid_index: int
-    #: The path from the source; None if it has to be asked of the subnet administrator, and ``find_route`` asks nobody.
+    #: The path from the source. None where none is known: of ``find_route`` on InfiniBand, as it asks nobody, and of
+    #: ``find_path`` if nobody has answered; a wire without path records, such as iWARP, has none.
     path: PathRecord | None
 
 
@@ -517,10 +518,14 @@ class Provider(Protocol):
         ``done`` it is called with timeout 0 only.
         """
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         """What the host would use to reach an IP address, without waiting.
 
-        None where it has no device to reach it. On IPoIB without the path, which the subnet administrator has.
+        ``like``: the path has to have its fields, as far as they are not 0 (:mod:`rdmacm.proto.sa.restriction`). Its
+        SGID is the source if none is given. None where the host has no device to reach the address, or no such path. On
+        IPoIB without the path, which the subnet administrator has, and so without regard to ``like``.
         """
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
@@ -530,12 +535,13 @@ class Provider(Protocol):
         """The name of the device and the number of the port that have a local IP address; None where none has it."""
 
     def find_path(
-        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+        self, destination: Address, source: Address | None, port_space: int, like: PathRecord | None = None
     ) -> RouteChoice | None:
-        """As :meth:`find_route`, to a GID. Waits for the subnet administrator, as long as rdma_create_ep(3) would.
+        """As :meth:`find_route`, to a GID, or to an IP address on IPoIB; the source is of the same family.
 
-        ``like``: the path has to have its fields, as far as they are not 0. None where there is no path, no answer, or
-        no InfiniBand port at all.
+        Waits for the neighbour and for the subnet administrator, together as long as rdma_create_ep(3) would for the
+        route. ``port_space``: that of the service at an IP address. None where there is no such path, or no InfiniBand
+        port on the way; without the path where the neighbour or the administrator has not answered.
         """
 
     def find_services(self, service: str) -> FoundServices | None:

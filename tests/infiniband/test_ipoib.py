@@ -13,7 +13,18 @@ import pytest
 
 from infiniband.hosts import PATIENCE, PORT, IbHost, event, param
 from infiniband.sites import Site
-from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RdmaError, SockAddrIB, explain
+from rdmacm import (
+    CmEventType,
+    CmId,
+    EventChannel,
+    PortSpace,
+    RaiFlag,
+    RdmaError,
+    SockAddrIB,
+    create_ep,
+    explain,
+    getaddrinfo,
+)
 from rdmacm.address import Gid
 from rdmacm.connparam import UdParam
 from rdmacm.proto.ipoib import IpoibAddress
@@ -105,6 +116,29 @@ def test_own_address_leads_to_the_port_itself(one: IpoibHost, destination: str) 
         cmid.bind_addr((one.ip, 0))
         cmid.resolve_addr((one.ip if destination == "own" else destination, PORT))
         assert (cmid.route.sgid, cmid.route.dgid) == (one.host.gid, one.host.gid)
+
+
+@pytest.mark.parametrize("family", ["ip", "ip6"])
+def test_result_of_a_lookup_has_the_route(one: IpoibHost, two: IpoibHost, family: str) -> None:
+    (info,) = getaddrinfo(getattr(two, family), PORT, provider=one.provider)
+    (path,) = (data.path for data in info.route)
+    assert (path.sgid, path.dgid, path.mtu_bytes) == (one.host.gid, two.host.gid, 2048)
+    assert info.src_addr is not None
+    assert not isinstance(info.src_addr, SockAddrIB)
+    assert (info.device, info.src_addr[0]) == (one.host.device, getattr(one, family))
+    with create_ep(info, provider=one.provider) as cmid:
+        assert cmid.route.path_rec == (path,)
+
+
+def test_service_is_found_from_an_ip_address(one: IpoibHost, two: IpoibHost) -> None:
+    with EventChannel(two.provider) as channel, CmId(channel, PortSpace.IB) as listener, one.id() as cmid:
+        listener.bind_addr(SockAddrIB(two.host.gid))
+        listener.listen()
+        listener.register_service("ipoib-storage")
+        cmid.bind_addr((one.ip, 0))
+        cmid.resolve_addrinfo(None, "ipoib-storage", flags=RaiFlag.SA)
+        cmid.resolve_route()
+        assert cmid.route.path_rec[0].dgid == two.host.gid
 
 
 def test_neighbour_that_the_administrator_does_not_know(one: IpoibHost) -> None:

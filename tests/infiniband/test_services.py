@@ -8,9 +8,10 @@ import pytest
 
 from infiniband.hosts import PORT, SID, IbHost, event
 from infiniband.sites import Site
-from rdmacm import AddrInfo, CmEventType, CmId, EventChannel, PortSpace, RaiFlag, RdmaError, getaddrinfo
+from rdmacm import AddrInfo, CmEventType, CmId, EventChannel, GaiError, PortSpace, RaiFlag, RdmaError, getaddrinfo
 from rdmacm.address import AF_IB, SockAddrIB, service_id, service_id_mask
 from rdmacm.cmstate import State
+from rdmacm.constants import EAI
 
 
 class TestServices:
@@ -162,4 +163,6 @@ class TestGetaddrinfo:
             return info
 
         assert ask(3).device == a.device
-        assert ask(7).device is None  # there is no path of that rate
+        with pytest.raises(GaiError, match="rate 7") as caught:  # there is no path of that rate
+            ask(7)
+        assert caught.value.errno == EAI.NODATA

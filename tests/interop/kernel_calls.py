@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rdmacm import (
     CmEventType,
@@ -23,20 +24,28 @@ from rdmacm import (
     CmWouldBlockError,
     ConnParam,
     EventChannel,
+    GaiError,
     IbOption,
     IdOption,
     OptionLevel,
+    PathData,
+    PathRecord,
     PortSpace,
     RaiFlag,
     RdmaError,
     capture,
+    create_ep,
     devices,
     explain,
+    getaddrinfo,
     query_counters,
 )
+from rdmacm.address import Gid
 from rdmacm.cmstate import State
 from rdmacm.connparam import UdParam
+from rdmacm.constants import EAI
 from rdmacm.provider import get_provider
+from rdmacm.verbs import QPInitAttr
 
 E = CmEventType
 HERE, THERE = "10.0.0.1", "10.0.0.2"
@@ -49,7 +58,7 @@ def refused(code: int, call: Callable[[], object], kind: type[RdmaError] = RdmaE
         call()
     except kind as error:
         found = error
-    assert found is not None, f"no {errno.errorcode[code]}"
+    assert found is not None, f"no {errno.errorcode.get(code, code)}"
     assert found.errno == code, found
     return found
 
@@ -305,6 +314,37 @@ def a_synchronous_pair_connects() -> None:
         request.destroy()
 
 
+def the_route_of_the_hints_restricts() -> None:
+    """With GIDs alone the peer connects; what no path has is EAI_NODATA, and no error of a later call."""
+    like = PathRecord(dgid=Gid(f"::ffff:{HERE}"), sgid=Gid(f"::ffff:{HERE}"), pkey=0)
+    with CmId(provider="kernel") as listener:
+        listener.bind_addr((HERE, 7502))
+        listener.listen()
+        for restriction in (like, like.replace(mtu=2)):
+            (info,) = getaddrinfo(HERE, 7502, route=[PathData(restriction)], provider="kernel")
+            path = info.route[0].path
+            assert path.mtu == (restriction.mtu or 3), path
+            with create_ep(info, None, QPInitAttr(), provider="kernel") as active:
+                thread = threading.Thread(target=active.connect)
+                thread.start()
+                with listener.get_request(5) as request:
+                    request.create_qp()
+                    request.accept()
+                    thread.join(5)
+                    assert active.qp is not None
+                    assert active.qp.query()[0].path_mtu == path.mtu
+                    ending = threading.Thread(target=active.disconnect)
+                    ending.start()
+                    request.disconnect()
+                    ending.join(5)
+    for change in ({"pkey": 0x8001}, {"sgid": Gid("::ffff:203.0.113.9")}, {"dgid": Gid("fe80::1")}, {"mtu": 5}):
+        ask = partial(getaddrinfo, HERE, 7502, route=[PathData(like.replace(**change))], provider="kernel")
+        refused(EAI.NODATA, ask, GaiError)
+    with CmId(provider="kernel") as cmid:
+        cmid.resolve_addr((HERE, 7502))
+        refused(errno.EINVAL, lambda: cmid.set_option(OptionLevel.IB, IbOption.PATH, PathData(like).pack()))
+
+
 def groups_are_joined_and_left() -> None:
     with EventChannel("kernel") as channel, CmId(channel, PortSpace.UDP) as cmid:
         cmid.bind_addr((HERE, 0))
@@ -419,6 +459,7 @@ RULES = (
     two_threads_get_one_event_each,
     requests_wait_while_they_are_not_wanted,
     a_synchronous_pair_connects,
+    the_route_of_the_hints_restricts,
     groups_are_joined_and_left,
     services_are_of_infiniband_ports,
     packets_are_not_captured_here,

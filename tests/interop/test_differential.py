@@ -180,10 +180,13 @@ def _types(q: Question, usual_space: int = 0) -> Json:
     return {"qp_type": qp or (UD if datagram else RC), "port_space": space or (UDP if datagram else TCP)}
 
 
-def _paths(q: Question) -> int:
-    """The length in bytes of the hints' route in an answer: a path record, with 8 bytes of flags before it."""
-    length = len(q.route or "") // 2
-    return 72 if length == 64 else length
+def _space(q: Question) -> int:
+    """The port space of an AF_IB address in the hints, if they have none themselves; 0 if it does not say."""
+    known = q.src_addr if q.passive or not q.dst_addr else q.dst_addr
+    if q.port_space or not known or known[0] != "ib" or not known[2]:
+        return 0
+    space: int = known[2] >> 16
+    return space if space in KNOWN_SPACES else IB
 
 
 @rule("a route in the hints and nothing else", last=True)
@@ -202,7 +205,6 @@ def _(q: Question, c: Json) -> Any:
         family=AF_IB,
         src_addr=source,
         dst_addr=None if q.passive else destination,
-        route=_paths(q),
     )
 
 
@@ -211,12 +213,27 @@ def _(q: Question, c: Json) -> Any:
     return changed(c, dst_addr=None) if q.alone and q.passive and q.dst_addr else None
 
 
+@rule("the port space of an AF_IB address in the hints", last=True)
+def _(q: Question, c: Json) -> Any:
+    """A service is then looked up in that port space."""
+    if not (q.alone or q.own_end) or not _space(q) or c.get("eai") in (EAI_FAMILY, QPTYPE):
+        return None
+    if q.qp_type == UD and _space(q) == TCP:
+        return {"eai": QPTYPE}
+    if q.alone:
+        return None
+    return Matching(
+        "an answer in the port space of the address, or without the service",
+        lambda mine: mine.get("eai") in (SERVICE, NONAME) or mine["entries"][0]["port_space"] == _space(q),
+    )
+
+
 @rule("addresses only in the hints")
 def _(q: Question, c: Json) -> Any:
     if not q.alone:
         return None
     known = q.src_addr if q.passive or not q.dst_addr else q.dst_addr
-    return changed(c, **_types(q), flags=q.flags & PASSIVE, family=_family(known))
+    return changed(c, **_types(q, _space(q)), flags=q.flags & PASSIVE, family=_family(known))
 
 
 # -- names ----------------------------------------------------------------------------------------------
@@ -298,7 +315,6 @@ def _(q: Question, c: Json) -> Any:
         port_space=space,
         src_addr=source,
         dst_addr=destination,
-        route=_paths(q),
     )
 
 
@@ -417,13 +433,6 @@ def _(q: Question, c: Json) -> Any:
     return changed(c, family=AF_IB, **{side: ["ib", host, (space << 16) + port, mask, 0xFFFF, flow, scope]})
 
 
-@rule("a route in the hints beside a destination")
-def _(q: Question, c: Json) -> Any:
-    if q.own_end or "entries" not in c or not q.route or (q.passive and not q.alone):
-        return None
-    return changed(c, route=_paths(q))
-
-
 @rule("a service of neither TCP nor UDP")
 def _(q: Question, c: Json) -> Any:
     if "entries" not in c or q.alone or c["entries"][0]["port_space"]:
@@ -455,9 +464,9 @@ def _(q: Question, c: Json) -> Any:
     if src is not None and _family(src) != _family(dst):
         return None
     if src is not None and src[0] not in ("0.0.0.0", "::"):
-        return changed(c, route=_paths(q) or Matching("a path or none", lambda n: n in (0, 72)))
+        return changed(c, route=Matching("a path or none", lambda n: n in (0, 72)))
     given = Matching("an address of this host or none", lambda mine: mine == src or _is_local(mine))
-    return changed(c, src_addr=given, route=_paths(q) or Matching("a path or none", lambda n: n in (0, 72)))
+    return changed(c, src_addr=given, route=Matching("a path or none", lambda n: n in (0, 72)))
 
 
 @rule("results")
@@ -487,6 +496,32 @@ def _(q: Question, c: Json) -> Any:
         )
 
     return {"entries": Matching(f"{first} and others of {ips}", all_of_them)}
+
+
+@rule("ai_family AF_IB without RAI_FAMILY", last=True)
+def _(q: Question, c: Json) -> Any:
+    if q.family != AF_IB or q.wants_gid or q.alone or q.own_end or "entries" not in c:
+        return None
+    return {
+        "eai": Matching(
+            "EAI_ADDRFAMILY, or EAI_NODATA", lambda code: code == ADDRFAMILY or (q.route and code == NODATA)
+        )
+    }
+
+
+@rule("a route in the hints that no path has", last=True)
+def _(q: Question, c: Json) -> Any:
+    """That of the questions begins at 10.0.0.1 and ends at 10.0.0.2."""
+    if not q.route or q.passive or q.flags & NOROUTE or "entries" not in c:
+        return None
+
+    def fits(entry: Json) -> bool:
+        return not entry["route"] or entry["dst_addr"][0] == "10.0.0.2"
+
+    return Matching(
+        f"EAI_NODATA, or those of {c} that have such a path or none",
+        lambda mine: mine == {"eai": NODATA} or all(map(fits, mine["entries"])),
+    )
 
 
 @pytest.mark.parametrize("provider", ["soft", "kernel"])

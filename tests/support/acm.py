@@ -131,6 +131,8 @@ class WithInfiniBand(Nowhere):
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         super().find_route(destination, source)
         return self._choice

@@ -11,13 +11,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
-from rdmacm.address import AF_IB, Gid, InetAddr, SockAddr, SockAddrIB
+from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.counters import Counters
 from rdmacm.errors import GaiError
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.restriction import made_like
 from rdmacm.provider import EventQueue, FoundServices, IdBackend, Owner, RouteChoice, Tap
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Device
@@ -65,12 +66,14 @@ class Nowhere:
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend:
         raise NotImplementedError
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         self.asked.append((destination, source))
         return None
 
     def find_path(
-        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+        self, destination: Address, source: Address | None, port_space: int, like: PathRecord | None = None
     ) -> RouteChoice | None:
         return None
 
@@ -87,11 +90,13 @@ class Nowhere:
 class NotToBeAsked(Nowhere):
     """A provider that raises if it is asked for a route or an owner, which RAI_NOROUTE does not need."""
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         raise AssertionError("asked for a route")
 
     def find_path(
-        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+        self, destination: Address, source: Address | None, port_space: int, like: PathRecord | None = None
     ) -> RouteChoice | None:
         raise AssertionError("asked for a path")
 
@@ -105,13 +110,16 @@ SOURCE = InetAddr(AF_INET, bytes([10, 0, 0, 2]))
 
 
 class Reaching(Nowhere):
-    """A provider with the same route to every destination, and the address 10.0.0.2."""
+    """A provider with the same route on RoCE to every destination, and the address 10.0.0.2."""
 
     name = "reaching"
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         super().find_route(destination, source)
-        return RouteChoice(SOURCE, "stub0", 1, 3, PATH)
+        path = PATH if like is None else made_like(PATH, like)
+        return None if path is None else RouteChoice(SOURCE, "stub0", 1, 3, path)
 
     def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
         return ("stub0", 2) if address.ip == SOURCE.ip else None

@@ -27,6 +27,7 @@ __all__ = [
     "QP_TYPES",
     "STREAM_QP_TYPES",
     "check_hints",
+    "check_types",
     "family_of",
     "family_error",
     "gai_error",
@@ -74,14 +75,7 @@ def check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: i
         raise gai_error(EAI.BADFLAGS, node, service, f"unknown flags 0x{unknown:x}", hint)
     if hints.family not in _FAMILIES:
         raise gai_error(EAI.FAMILY, node, service, f"family {hints.family}", "AF_INET, AF_INET6, AF_IB or 0")
-    qp, ps = hints.qp_type, hints.port_space
-    if qp and qp not in QP_TYPES:
-        raise gai_error(EAI.QPTYPE, node, service, f"unknown QP type {qp}", "a member of rdmacm.QPType")
-    if ps and ps not in PORT_SPACES:
-        raise gai_error(EAI.QPTYPE, node, service, f"unknown port space 0x{ps:x}", "a member of rdmacm.PortSpace")
-    if qp and ps and not _is_consistent(qp, ps):
-        cause = f"QP type {QP_TYPES[qp].name} does not go with port space {PORT_SPACES[ps].name}"
-        raise gai_error(EAI.QPTYPE, node, service, cause, "RC with TCP or IB, UD with UDP, IPOIB or IB")
+    check_types(node, service, hints.qp_type, hints.port_space)
     if hints.src_addr is None and hints.dst_addr is None:
         return
     source = family_of(hints.src_addr)
@@ -91,6 +85,17 @@ def check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: i
     for end, family, address in (("source", source, hints.src_addr), ("destination", destination, hints.dst_addr)):
         if hints.family and family and family != hints.family:
             raise family_error(node, service, f"{end} {format_address(address)}", family, hints.family)
+
+
+def check_types(node: str | None, service: str | None, qp: int, ps: int) -> None:
+    """EAI_QPTYPE for a QP type or port space that does not exist, or for two that do not go together; 0 is open."""
+    if qp and qp not in QP_TYPES:
+        raise gai_error(EAI.QPTYPE, node, service, f"unknown QP type {qp}", "a member of rdmacm.QPType")
+    if ps and ps not in PORT_SPACES:
+        raise gai_error(EAI.QPTYPE, node, service, f"unknown port space 0x{ps:x}", "a member of rdmacm.PortSpace")
+    if qp and ps and not _is_consistent(qp, ps):
+        cause = f"QP type {QP_TYPES[qp].name} does not go with port space {PORT_SPACES[ps].name}"
+        raise gai_error(EAI.QPTYPE, node, service, cause, "RC with TCP or IB, UD with UDP, IPOIB or IB")
 
 
 def family_of(address: SockAddr | None) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from rdmacm.address import (
     AF_IB,
@@ -16,14 +18,26 @@ from rdmacm.address import (
     service_id,
     service_id_mask,
 )
-from rdmacm.addrinfo.checks import family_error, gai_error
-from rdmacm.addrinfo.info import NO_FLAGS, RAI_FAMILY, RAI_PASSIVE, AddrInfo, sockaddr
+from rdmacm.addrinfo.checks import PORT_SPACES, check_types, family_error, gai_error
+from rdmacm.addrinfo.info import NO_FLAGS, NO_HINTS, RAI_FAMILY, RAI_PASSIVE, AddrInfo, sockaddr
 from rdmacm.addrinfo.names import NamedAddress, Resolver, qp_type_and_port_space, resolve_service
 from rdmacm.constants import EAI, PortSpace, RaiFlag
+from rdmacm.errors import GaiError
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.proto.sa.restriction import describe
 from rdmacm.provider import Provider, RouteChoice
 
-__all__ = ["entry_from_hints", "entry_from_name", "has_own_end", "route_of", "with_choice"]
+__all__ = [
+    "all_that_fit",
+    "entry_from_hints",
+    "entry_from_name",
+    "has_own_end",
+    "restricted",
+    "route_of",
+    "with_choice",
+]
+
+T = TypeVar("T")
 
 _and = int.__and__  # of two ints: the operator of RaiFlag takes 1 µs
 
@@ -44,11 +58,9 @@ def entry_from_name(
     choice = source = None
     if provider is not None:
         source, is_numeric = (None, True) if hints.src_addr is None else _hinted_source(hints)
-        choice = provider.find_route(address, source) if is_numeric else None
+        choice = _find_route(provider, address, source, port_space, hints) if is_numeric else None
     if choice is None:
-        return AddrInfo(
-            NO_FLAGS, family, qp_type, port_space, hints.src_addr, address.sockaddr, None, canonical, hints.route
-        )
+        return AddrInfo(NO_FLAGS, family, qp_type, port_space, hints.src_addr, address.sockaddr, None, canonical)
     return AddrInfo(
         NO_FLAGS,
         family,
@@ -57,7 +69,7 @@ def entry_from_name(
         sockaddr(choice.source) if source is None or source.is_any else hints.src_addr,
         address.sockaddr,
         dst_canonname=canonical,
-        route=hints.route or route_of(choice),
+        route=route_of(choice),
         device=choice.device,
         port_num=choice.port_num,
         gid_index=choice.gid_index,
@@ -68,10 +80,12 @@ def _gid_entry(named: NamedAddress, hints: AddrInfo) -> AddrInfo:
     """The result for a GID, which was resolved as an IPv6 address."""
     address, qp_type, port_space, canonical = named
     sid, mask = service_id(port_space, address.port), service_id_mask(port_space, address.port)
-    gid = SockAddrIB(Gid(address.ip), sid, mask, DEFAULT_PKEY, address.flowinfo, address.scope_id)
+    # A node has no P_Key, so that of the route applies.
+    pkey = (hints.route[0].path.pkey if hints.route else 0) or DEFAULT_PKEY
+    gid = SockAddrIB(Gid(address.ip), sid, mask, pkey, address.flowinfo, address.scope_id)
     if hints.flags & RAI_PASSIVE:
         return AddrInfo(RaiFlag.PASSIVE, AF_IB, qp_type, port_space, gid, None, canonical)
-    return AddrInfo(NO_FLAGS, AF_IB, qp_type, port_space, hints.src_addr, gid, None, canonical, hints.route)
+    return AddrInfo(NO_FLAGS, AF_IB, qp_type, port_space, hints.src_addr, gid, None, canonical)
 
 
 def _hinted_source(hints: AddrInfo) -> tuple[InetAddr | None, bool]:
@@ -120,6 +134,9 @@ def entry_from_hints(
     if is_passive:
         destination = None
     known = destination or source
+    if not port_space_hint and isinstance(known, SockAddrIB):
+        port_space_hint = _space_of(known.sid)
+        check_types(None, service, hints.qp_type, port_space_hint)
     family = AF_IB if isinstance(known, SockAddrIB) else known.family if known else hints.family
     if hints.family and family != hints.family:
         raise family_error(None, service, f"route ends at {known}, which", family, hints.family)
@@ -132,8 +149,13 @@ def entry_from_hints(
         else:
             destination = _with_port(destination, port_space, port)
     flags = RaiFlag(hints.flags & RAI_PASSIVE)
-    info = AddrInfo(flags, int(family), qp_type, port_space, sockaddr(source), sockaddr(destination), route=hints.route)
-    return _with_route(info, source, destination, provider)
+    info = AddrInfo(flags, int(family), qp_type, port_space, sockaddr(source), sockaddr(destination))
+    return _with_route(info, source, destination, provider, hints)
+
+
+def _space_of(sid: int) -> int:
+    """The port space of a service id: IB for one that is of no other; 0 for none."""
+    return PORT_SPACES.get(sid >> 16, PortSpace.IB) if sid else 0
 
 
 def _with_port(address: Address | None, port_space: int, port: int) -> Address | None:
@@ -157,6 +179,7 @@ def _with_route(
     source: Address | None,
     destination: Address | None,
     provider: Provider | None,
+    hints: AddrInfo = NO_HINTS,
 ) -> AddrInfo:
     """A result with the device of a passive address, or with the route to a destination."""
     if provider is None:
@@ -166,10 +189,68 @@ def _with_route(
         return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
     if not isinstance(destination, InetAddr) or not isinstance(source, InetAddr | None):
         return info
-    choice = provider.find_route(destination, source)
+    choice = _find_route(provider, destination, source, info.port_space, hints)
     if choice is None:
         return info
-    return with_choice(info, choice, source is None or source.is_any, info.route or route_of(choice))
+    return with_choice(info, choice, source is None or source.is_any)
+
+
+def _find_route(
+    provider: Provider, destination: InetAddr, source: InetAddr | None, port_space: int, hints: AddrInfo
+) -> RouteChoice | None:
+    """What the host would use to reach an IP address, as the route of the hints allows."""
+    if not hints.route:
+        return provider.find_route(destination, source)
+    return restricted(
+        lambda like: provider.find_route(destination, source, like),
+        hints,
+        destination,
+        service_id(port_space, destination.port),
+        service_id_mask(port_space, destination.port),
+    )
+
+
+def restricted(
+    find: Callable[[PathRecord | None], RouteChoice | None],
+    hints: AddrInfo,
+    destination: Address,
+    sid: int,
+    sid_mask: int,
+) -> RouteChoice | None:
+    """What ``find`` finds for the route of the hints, whose records are tried one after the other.
+
+    None where ``find(None)`` finds nothing either. EAI_NODATA where there is a path to the destination, but none that a
+    record allows. ``sid`` and ``sid_mask``: the service at the destination, which a record may name as well.
+    """
+    for data in hints.route:
+        like = data.path
+        is_service = not like.service_id or not (like.service_id ^ sid) & sid_mask
+        choice = find(like) if is_service else None
+        if choice is not None:
+            return choice
+    if find(None) is None:
+        return None
+    wanted = "; or ".join(describe(data.path) for data in hints.route)
+    hint = "0 in the fields of the route that may have any value"
+    raise gai_error(
+        EAI.NODATA, None, None, f"no path to {destination} has what the hints' route asks for: {wanted}", hint
+    )
+
+
+def all_that_fit(items: Iterable[T], build: Callable[[T], list[AddrInfo]]) -> list[AddrInfo]:
+    """The results of each item, without those that the route of the hints excludes; EAI_NODATA if it excludes all."""
+    found: list[AddrInfo] = []
+    refusal: GaiError | None = None
+    for item in items:
+        try:
+            found += build(item)
+        except GaiError as error:
+            if error.errno != EAI.NODATA:
+                raise
+            refusal = error
+    if refusal is not None and not found:
+        raise refusal
+    return found
 
 
 def route_of(choice: RouteChoice) -> tuple[PathData, ...]:
@@ -177,12 +258,12 @@ def route_of(choice: RouteChoice) -> tuple[PathData, ...]:
     return () if choice.path is None else (PathData(choice.path),)
 
 
-def with_choice(info: AddrInfo, choice: RouteChoice, needs_source: bool, route: tuple[PathData, ...]) -> AddrInfo:
+def with_choice(info: AddrInfo, choice: RouteChoice, needs_source: bool) -> AddrInfo:
     """A result with the device and route of a choice, and if ``needs_source`` with its source address."""
     return replace(
         info,
         src_addr=sockaddr(choice.source) if needs_source else info.src_addr,
-        route=route,
+        route=route_of(choice),
         device=choice.device,
         port_num=choice.port_num,
         gid_index=choice.gid_index,

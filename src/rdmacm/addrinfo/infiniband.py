@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rdmacm import acm
 from rdmacm.address import (
     AF_IB,
+    DEFAULT_PKEY,
     Address,
     Gid,
     InetAddr,
@@ -18,17 +19,17 @@ from rdmacm.address import (
     service_id,
     service_id_mask,
 )
-from rdmacm.addrinfo.entries import route_of, with_choice
+from rdmacm.addrinfo.entries import all_that_fit, restricted, with_choice
 from rdmacm.addrinfo.info import RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo, sockaddr
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
-from rdmacm.provider import Provider
+from rdmacm.provider import Provider, RouteChoice
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, PortState
 
 if TYPE_CHECKING:
     from rdmacm.proto.acm import AcmReply
 
-__all__ = ["active_gids", "with_paths"]
+__all__ = ["active_gids", "lacks_path", "with_paths"]
 
 #: The GIDs at which paths can begin: device name and GID table entry of each.
 _LocalGids: TypeAlias = dict[Gid, tuple[str, GidEntry]]
@@ -53,17 +54,22 @@ def with_paths(infos: list[AddrInfo], hints: AddrInfo, provider: Provider) -> li
     if not gids:
         return infos
     deadline = time.monotonic() + acm.DEADLINE
-    found: list[AddrInfo] = []
-    for info in infos:
+
+    def completed(info: AddrInfo) -> list[AddrInfo]:
         reply = None if hints.route else _ask_acm(info, hints, gids, deadline - time.monotonic())
         paths = [data for data in reply.paths if data.flags == PATH_FLAGS] if reply is not None else []
         if reply is None or not paths or paths[0].path.sgid not in gids:
-            found.append(_with_sa_route(info, provider) if info.family == AF_IB else info)
-        elif info.family == AF_IB:
-            found.append(_with_acm_route(info, paths, gids))
-        else:
-            found += _alternatives(info, paths, reply.source, gids)
-    return found
+            return [_with_sa_route(info, hints, provider)]
+        if info.family == AF_IB:
+            return [_with_acm_route(info, paths, gids)]
+        return _alternatives(info, paths, reply.source, gids)
+
+    return all_that_fit(infos, completed)
+
+
+def lacks_path(info: AddrInfo) -> bool:
+    """Whether a result's path has to be asked of the subnet administrator: to a GID, or to an IP address on IPoIB."""
+    return info.dst_addr is not None and not info.route and (info.family == AF_IB or info.device is not None)
 
 
 def _ask_acm(info: AddrInfo, hints: AddrInfo, gids: _LocalGids, timeout: float) -> AcmReply | None:
@@ -89,15 +95,37 @@ def _ask_acm(info: AddrInfo, hints: AddrInfo, gids: _LocalGids, timeout: float) 
     return acm.CLIENT.resolve(source=source, destination=destination, nodelay=nodelay, timeout=timeout)
 
 
-def _with_sa_route(info: AddrInfo, provider: Provider) -> AddrInfo:
-    """A result with an InfiniBand destination, with the subnet administrator's route to it."""
-    source, destination = info.src_addr, info.dst_addr
-    if not isinstance(destination, SockAddrIB) or not isinstance(source, SockAddrIB | None):
+def _with_sa_route(info: AddrInfo, hints: AddrInfo, provider: Provider) -> AddrInfo:
+    """A result with the subnet administrator's route to its destination, if that is a GID or on IPoIB."""
+    if not lacks_path(info):
         return info
-    choice = provider.find_path(destination, source, info.route[0].path if info.route else None)
+    source, destination = _parsed(hints.src_addr or info.src_addr), _parsed(info.dst_addr)
+    assert destination is not None
+    is_known = source is not None or not (hints.src_addr or info.src_addr)  # a path cannot begin at a host name
+    is_of_family = source is None or isinstance(source, SockAddrIB) is isinstance(destination, SockAddrIB)
+    if not is_known or not is_of_family:
+        return info
+
+    def find(like: PathRecord | None) -> RouteChoice | None:
+        to = destination
+        if hints.route and like is None and isinstance(to, SockAddrIB):  # its P_Key may be that of the hints' route
+            to = replace(to, pkey=DEFAULT_PKEY)
+        return provider.find_path(to, source, info.port_space, like)
+
+    if not hints.route:
+        choice = find(None)
+    elif isinstance(destination, SockAddrIB):
+        choice = restricted(find, hints, destination, destination.sid, destination.sid_mask)
+    else:
+        space, port = info.port_space, destination.port
+        choice = restricted(find, hints, destination, service_id(space, port), service_id_mask(space, port))
     if choice is None:
         return info
-    return with_choice(info, choice, source is None or not any(source.addr), route_of(choice))
+    return with_choice(info, choice, source is None or _is_wildcard(source))
+
+
+def _is_wildcard(source: Address) -> bool:
+    return source.is_any if isinstance(source, InetAddr) else not any(source.addr)
 
 
 def _with_acm_route(info: AddrInfo, paths: list[PathData], gids: _LocalGids) -> AddrInfo:

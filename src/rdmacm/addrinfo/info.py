@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,7 @@ __all__ = [
     "RAI_SA",
     "AddrInfo",
     "HintFields",
+    "check_route",
     "make_hints",
     "sockaddr",
 ]
@@ -43,14 +45,14 @@ NO_FLAGS = RaiFlag(0)
 class AddrInfo:
     """``struct rdma_addrinfo``; the fields have C's names without ``ai_``. In hints, 0 and None mean "any".
 
-    ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``:
-    :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. ``src_addr`` and ``dst_addr`` are Python socket
-    addresses or :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the
-    host's canonical name, on the passive and on the active side. ``route`` has the paths to the destination; it may be
-    given as bytes, an array of C's ``ibv_path_data`` (72 bytes each) or ``ibv_path_record`` (64 bytes each), and EINVAL
-    is raised for anything else. ``connect`` has the bytes that a connection request must carry before the user's
-    private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the host would
-    use, or None and 0 if there is no route or it was not looked up.
+    ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``: :class:`QPType`
+    or 0; ``port_space``: :class:`PortSpace` or 0. ``src_addr`` and ``dst_addr`` are Python socket addresses or
+    :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the host's canonical
+    name, on the passive and on the active side. ``route`` has the paths to the destination, and in hints restricts
+    them; it may be given as bytes, an array of C's ``ibv_path_data`` (72 bytes each) or ``ibv_path_record`` (64 bytes
+    each), and EINVAL is raised for anything else. ``connect`` has the bytes that a connection request must carry before
+    the user's private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the
+    host would use, or None and 0 if there is no route or it was not looked up.
     """
 
     flags: int = NO_FLAGS
@@ -165,6 +167,17 @@ def _parse_route(route: object) -> tuple[PathData, ...]:
         if data and len(data) % structure.SIZE == 0:
             return tuple(unpack(data[at : at + structure.SIZE]) for at in range(0, len(data), structure.SIZE))
     raise _bad_route(f"{len(data)} bytes")
+
+
+def check_route(route: tuple[PathData, ...]) -> None:
+    """EINVAL for a record with a field that is out of range."""
+    for data in route:
+        try:
+            fits = PathData.unpack(data.pack()) == data
+        except (struct.error, TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise cm_error(errno.EINVAL, f"a field of the route is out of range: {data.path}", "getaddrinfo")
 
 
 def _unpack_record(data: bytes) -> PathData:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from rdmacm import acm
 from rdmacm.address import AF_IB, ALL_BITS_64, Gid, SockAddrIB, service_id, service_id_mask
-from rdmacm.addrinfo.checks import check_hints
-from rdmacm.addrinfo.entries import entry_from_hints, entry_from_name, has_own_end
-from rdmacm.addrinfo.infiniband import active_gids, with_paths
+from rdmacm.addrinfo.checks import check_hints, gai_error
+from rdmacm.addrinfo.entries import all_that_fit, entry_from_hints, entry_from_name, has_own_end
+from rdmacm.addrinfo.infiniband import active_gids, lacks_path, with_paths
 from rdmacm.addrinfo.info import (
     NO_HINTS,
     RAI_DNS,
@@ -21,10 +21,11 @@ from rdmacm.addrinfo.info import (
     RAI_SA,
     AddrInfo,
     HintFields,
+    check_route,
     make_hints,
 )
 from rdmacm.addrinfo.names import Resolver, is_numeric, resolve_name
-from rdmacm.constants import PortSpace, RaiFlag
+from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.errors import cm_error
 from rdmacm.provider import Provider, get_provider
 
@@ -53,14 +54,16 @@ def getaddrinfo(
 
     Returns a non-empty list, best first. On the active side each result has the source address, device and route that
     the host would use, unless ``RaiFlag.NOROUTE`` is set or the destination cannot be reached (rdma_resolve_addr then
-    says why). The route to an InfiniBand address comes from ibacm(8) if it runs and knows one, else from the subnet
-    administrator, which may take up to 2 s; a route in the hints restricts what the subnet administrator is asked for.
+    says why). The route to an InfiniBand address, or to an IP address on IPoIB, comes from ibacm(8) if it runs and
+    knows one, else from the subnet administrator, which may take up to 2 s. A route in the hints restricts the paths:
+    what is set in its records is asked for, what is 0 is open, and the answer has the first record's that can be met.
     If ibacm knows an InfiniBand path to an IP address, an ``AF_IB`` result with that path is added: after the result of
     the same destination, or before it if only InfiniBand reaches that destination.
 
-    Raises :class:`GaiError`, whose ``errno`` is an EAI code: EAI_ADDRFAMILY if the node has no address of the family
-    of the hints or of their source, or if the hints contradict themselves; EAI_NONAME for an unknown node or service;
-    EAI_SERVICE for a service of another protocol. EINVAL for a route in bytes of another length than C's structures.
+    Raises :class:`GaiError`, whose ``errno`` is an EAI code: EAI_ADDRFAMILY if the node has no address of the family of
+    the hints or of their source, or if the hints contradict themselves; EAI_NODATA if there are paths to the node, but
+    none that the route of the hints allows; EAI_NONAME for an unknown node or service; EAI_SERVICE for a service of
+    another protocol. EINVAL for a route in bytes of another length than C's structures, or with a field out of range.
     With ``RaiFlag.SA``, raises RdmaError: EOPNOTSUPP (a node or ``DNS`` is given too), EINVAL (no service) or ENOENT
     (no port's subnet administrator knows the service).
     Differences from librdmacm are listed in ``docs/parity.md``.
@@ -75,17 +78,31 @@ def getaddrinfo(
     if hints is not None:
         flags = int(hints.flags)
         check_hints(node, service, hints, flags)
+        check_route(hints.route)
         if flags & RAI_SA:
             return _from_sa(node, service, flags, get_provider(provider))
     routing = None if flags & RAI_NOROUTE else get_provider(provider)
     if node is None and (service is None or has_own_end(hints)):
         found = [entry_from_hints(hints, service, routing, resolver)]
     else:
-        named = resolve_name(node, service, hints, resolver)
-        found = [entry_from_name(one, hints or NO_HINTS, node, service, routing) for one in named]
-    if routing is None or not (acm.CLIENT.is_there() or found[0].family == AF_IB):
-        return found
-    return with_paths(found, hints or NO_HINTS, routing)
+        named, known = resolve_name(node, service, hints, resolver), hints or NO_HINTS
+        if known.route:
+            found = all_that_fit(named, lambda one: [entry_from_name(one, known, node, service, routing)])
+        else:
+            found = [entry_from_name(one, known, node, service, routing) for one in named]
+    if routing is not None and (acm.CLIENT.is_there() or any(map(lacks_path, found))):
+        found = with_paths(found, hints or NO_HINTS, routing)
+    return found if hints is None or hints.family != AF_IB else _of_infiniband(found, node, service)
+
+
+def _of_infiniband(infos: list[AddrInfo], node: str | None, service: str | None) -> list[AddrInfo]:
+    """The results with AF_IB addresses, as the hints want; EAI_ADDRFAMILY if there are only IP addresses."""
+    found = [info for info in infos if info.family == AF_IB]
+    if not found:
+        what = "the service" if node is None else node
+        cause = f"{what} is looked up as an IP address without RAI_FAMILY, and no AF_IB address is known for it"
+        raise gai_error(EAI.ADDRFAMILY, node, service, cause, "RAI_FAMILY for a GID, or another family")
+    return found
 
 
 def needs_lookup(node: str | None, hints: AddrInfo | None, provider: Provider) -> bool:
@@ -95,11 +112,7 @@ def needs_lookup(node: str | None, hints: AddrInfo | None, provider: Provider) -
         return False
     if node is not None and not flags & RAI_NUMERICHOST and not is_numeric(node):
         return True
-    is_infiniband = hints is not None and (
-        hints.family == AF_IB or bool(hints.route) or isinstance(hints.dst_addr, SockAddrIB)
-    )
-    needs_path = is_infiniband or acm.CLIENT.is_there()
-    return needs_path and not flags & (RAI_NOROUTE | RAI_PASSIVE) and bool(active_gids(provider))
+    return not flags & (RAI_NOROUTE | RAI_PASSIVE) and bool(active_gids(provider))
 
 
 def _from_sa(node: str | None, service: str | None, flags: int, provider: Provider) -> list[AddrInfo]:

@@ -14,6 +14,19 @@ Everything is imported from this package. Its modules are short pages for ``pydo
 - ``rdmacm.cma.refused``: those that no device here supports, which raise EOPNOTSUPP
 - ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
 
+A structure that only the package makes is one of its classes, here with C's name as well:
+``rdma_cm_event`` (CmEvent), ``rdma_cm_id`` (CmId), ``rdma_event_channel`` (EventChannel), ``rdma_route`` (Route),
+``rdma_ud_param`` (UdParam), ``sockaddr_ib`` (SockAddrIB), ``ibv_ah`` (AH), ``ibv_async_event`` (AsyncEvent),
+``ibv_comp_channel`` (CompChannel), ``ibv_context`` (Context), ``ibv_cq`` (CQ), ``ibv_cq_ex`` (CQEX),
+``ibv_cq_moderation_caps`` (CQModerationCaps), ``ibv_data_buf`` (DataBuffer), ``ibv_device`` (Device),
+``ibv_device_attr`` (DeviceAttr), ``ibv_device_attr_ex`` (DeviceAttrEx), ``ibv_ece`` (Ece), ``ibv_gid`` (Gid),
+``ibv_gid_entry`` (GidEntry), ``ibv_grh`` (GRH), ``ibv_mr`` (MR), ``ibv_mw`` (MW), ``ibv_odp_caps`` (ODPCaps),
+``ibv_packet_pacing_caps`` (PacketPacingCaps), ``ibv_path_data`` (PathData), ``ibv_path_record`` (PathRecord),
+``ibv_pci_atomic_caps`` (PCIAtomicCaps), ``ibv_pd`` (PD), ``ibv_poll_cq_attr`` (PollCqAttr), ``ibv_port_attr`` (Port),
+``ibv_qp`` (QP), ``ibv_qp_ex`` (QPEx), ``ibv_qp_open_attr`` (QPOpenAttr), ``ibv_rss_caps`` (RSSCaps),
+``ibv_sa_path_rec`` (PathRecord), ``ibv_srq`` (SRQ), ``ibv_tm_caps`` (TMCaps), ``ibv_tso_caps`` (TSOCaps), ``ibv_wc``
+(WC), ``ibv_xrcd`` (XRCD).
+
 docs/porting.md is a guide.
 """
 
@@ -29,6 +42,11 @@ from rdmacm.cma.structures import *  # noqa: F403
 from rdmacm.cma.verbs import *  # noqa: F403
 
 if not TYPE_CHECKING:  # type checkers see the imports above
-    # Without the classes of the package that have C's names, too: their long texts would hide the functions in pydoc.
     __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + extended.__all__ + refused.__all__ + constants.__all__
-    __all__ += [name for name in structures.__all__ if getattr(structures, name).__name__ == name]
+    __all__ += structures.__all__
+
+
+def __dir__() -> list[str]:
+    """The names of pydoc's page, without C's names of the package's own classes: their texts would fill 4000 lines."""
+    second = {name for name in structures.__all__ if getattr(structures, name).__name__ != name}
+    return sorted(globals().keys() - second)

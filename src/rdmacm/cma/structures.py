@@ -89,6 +89,7 @@ __all__ = [
     "ibv_qp_open_attr",
     "ibv_recv_wr",
     "ibv_rss_caps",
+    "ibv_sa_path_rec",
     "ibv_send_wr",
     "ibv_sge",
     "ibv_srq",
@@ -161,6 +162,7 @@ ibv_gid = Gid
 ibv_gid_entry = GidEntry
 ibv_path_data = PathData
 ibv_path_record = PathRecord
+ibv_sa_path_rec = PathRecord
 ibv_device = Device
 ibv_context = Context
 ibv_device_attr = DeviceAttr
@@ -412,8 +414,6 @@ class ibv_ah_attr(AHAttr):
     """``struct ibv_ah_attr``, ibv_create_ah(3)."""
 
     __slots__ = ()
-
-    grh = Alias[GlobalRoute]("gr")
 
     def __init__(
         self,

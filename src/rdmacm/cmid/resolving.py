@@ -50,6 +50,19 @@ class Route:
         return self
 
     @property
+    def src_sin(self) -> SockAddr | None:
+        """:attr:`src_addr`, a member of C's union of addresses."""
+        return self.src_addr
+
+    @property
+    def dst_sin(self) -> SockAddr | None:
+        """:attr:`dst_addr`, a member of C's union of addresses."""
+        return self.dst_addr
+
+    src_sin6 = src_storage = src_sin
+    dst_sin6 = dst_storage = dst_sin
+
+    @property
     def ibaddr(self) -> Self:
         """This object, as :attr:`addr`."""
         return self

@@ -25,6 +25,7 @@ from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
+from rdmacm.proto.sa.restriction import set_fields
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, ServiceRecord, service_name_bytes, service_number
 from rdmacm.proto.wire import WireError
 
@@ -36,11 +37,6 @@ RecordsCallback: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
 #: The timeout of a query for services in seconds, as in Linux's rdma_cm.
 _SERVICE_TIMEOUT = 2.0
-#: The fields of ``like`` by which :meth:`SaSession.query_paths` restricts the paths, if they are not 0.
-_RESTRICTIONS = (
-    *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
-    *("mtu", "rate", "packet_life_time"),
-)
 
 
 class SaSession:
@@ -125,11 +121,7 @@ class SaSession:
         if qos_class:
             fields["qos_class"] = qos_class
         if like is not None:
-            for name in _RESTRICTIONS:
-                if value := getattr(like, name):
-                    fields[name] = value
-                    if hasattr(like, f"{name}_selector"):
-                        fields[f"{name}_selector"] = getattr(like, f"{name}_selector")
+            fields |= set_fields(like)
         mask, record = query_for(PathRecord, **fields)
 
         def no_path() -> Failure:

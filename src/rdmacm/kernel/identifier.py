@@ -29,6 +29,8 @@ from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
 from rdmacm.kernel.reasons import no_group, not_local
 from rdmacm.multicast import GroupJoin
+from rdmacm.proto.sa import PATH_FLAGS, PathData
+from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.verbs.attr import QPAttr
@@ -179,9 +181,15 @@ class KernelId(IdCore):
         lookup, expected = self.expectation(destination)
         if expected is not None and expected.errno == error.errno:
             error.strerror, error.hint = expected.message, expected.hint
+        elif isinstance(destination, InetAddr) and destination.is_loopback and error.errno == errno.EINVAL:
+            error.strerror = (
+                f"the kernel does not resolve {destination.host}: no active port is one of RoCE or InfiniBand"
+            )
+            error.hint = self._own_address(destination) or error.hint
         self.step_done("address", error.strerror)
         code, text = error.errno or 0, str(error.strerror)
-        error.explanation = explain_failure(lookup, expected, code, "resolve_addr", text, self.steps)
+        explanation = explain_failure(lookup, expected, code, "resolve_addr", text, self.steps)
+        error.explanation = explanation.replace(hint=error.hint)
 
     def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:
         with self.runtime.lock:
@@ -203,10 +211,7 @@ class KernelId(IdCore):
         destination = self.peer_addr
         if isinstance(destination, InetAddr) and destination.is_loopback and error.errno == errno.ENODEV:
             error.strerror = f"the kernel makes no path to {destination.host}"
-            known_ips = (address.ip for address in self.host.view().addresses if address.view.is_active)
-            ip = next((ip for ip in known_ips if len(ip) == len(destination.ip) and not is_link_local(ip)), None)
-            if ip is not None:
-                error.hint = f"{InetAddr(destination.family, ip).host}, an address of an RDMA device"
+            error.hint = self._own_address(destination) or error.hint
         error.explanation = known.replace(
             candidates=tuple(replace(c, chosen=False) for c in known.candidates),
             error="resolve_route",
@@ -215,6 +220,12 @@ class KernelId(IdCore):
             message=str(error.strerror),
             hint=error.hint,
         )
+
+    def _own_address(self, loopback: InetAddr) -> str | None:
+        """A hint: an address of a device to use in place of a loopback address."""
+        known_ips = (address.ip for address in self.host.view().addresses if address.view.is_active)
+        ip = next((ip for ip in known_ips if len(ip) == len(loopback.ip) and not is_link_local(ip)), None)
+        return None if ip is None else f"{InetAddr(loopback.family, ip).host}, an address of an RDMA device"
 
     def explain(self) -> Explanation:
         with self.runtime.lock:
@@ -280,11 +291,22 @@ class KernelId(IdCore):
             elif level == OptionLevel.IB and name == IbOption.PATH:
                 if not isinstance(value, bytes | bytearray | memoryview):
                     raise cm_error(errno.EINVAL, "IB_PATH takes an array of ibv_path_data", "set_option")
+                self._check_path(bytes(value))
                 self.started = perf_counter_ns()
                 self._pass_option(level, name, bytes(value), Trigger.SET_PATH)
                 self.enter(State.ROUTE_RESOLVED)
             else:
                 raise cm_error(errno.ENOSYS, f"no option {name} at level {level}", "set_option")
+
+    def _check_path(self, value: bytes) -> None:
+        """Refuse a path that the kernel takes, and that its peer would refuse."""
+        size = PathData.SIZE
+        records = [PathData.unpack(value[at : at + size]) for at in range(0, len(value) - size + 1, size)]
+        path = next((data.path for data in records if data.flags == PATH_FLAGS), None)
+        has_lids = self.verbs is not None and not self.is_ethernet
+        reason = None if path is None else why_unusable(path, has_lids=has_lids)
+        if reason is not None:
+            raise cm_error(errno.EINVAL, reason, "set_option", hint="a path of getaddrinfo()")
 
     def _pass_option(self, level: int, name: int, data: bytes, trigger: Trigger | None) -> None:
         from array import array

@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from rdmacm import log
-from rdmacm.address import InetAddr, SockAddrIB, is_link_local
+from rdmacm.address import Address, InetAddr, is_link_local
 from rdmacm.counters import Counters
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.failure import Failure
 from rdmacm.kernel.arrivals import translate
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import IwarpPortView, KernelHost
@@ -21,7 +22,9 @@ from rdmacm.kernel.sysfs import PROVIDER, Sysfs
 from rdmacm.net.types import Network
 from rdmacm.progress import signals
 from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.restriction import made_like
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
+from rdmacm.resolution.lookup import source_like
 from rdmacm.resolution.path import PathMaker
 from rdmacm.verbs.device import Device
 
@@ -110,8 +113,11 @@ class KernelProvider:
 
     # -- routes without an id -------------------------------------------------------------------------
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         with self.runtime.lock:
+            source = source_like(self.host.view(), destination, source, like)
             lookup, failure = predict(self.host, destination, source, "given")
             found = lookup.found
             if failure is not None or found is None:
@@ -119,7 +125,14 @@ class KernelProvider:
             port, row = source.port if source else 0, found.row
             scope_id = row.ndev_ifindex if is_link_local(found.source) else 0
             chosen = InetAddr(destination.family, found.source, port, 0, scope_id)
-            path = self._paths.make(lookup, 0)
+            path: PathRecord | None = None
+            if not isinstance(found.view, IwarpPortView):  # iWARP connects by TCP, and has no routing data
+                try:
+                    path = self._paths.make(lookup, 0)
+                except Failure:  # the MTU is too small for RoCE
+                    return None
+                if like is not None and (path := made_like(path, like)) is None:
+                    return None
             return RouteChoice(chosen, found.view.device.name, found.view.port_num, row.gid_index, path)
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
@@ -129,7 +142,7 @@ class KernelProvider:
             return found.replace(candidates=distinct(found.candidates))
 
     def find_path(
-        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+        self, destination: Address, source: Address | None, port_space: int, like: PathRecord | None = None
     ) -> RouteChoice | None:
         return None
 

@@ -11,11 +11,12 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from rdmacm.address import Gid, InetAddr
+from rdmacm.address import Gid, InetAddr, is_link_local
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
 from rdmacm.failure import Failure
 from rdmacm.net.types import Neighbour, Network, RouteEntry
 from rdmacm.proto.ipoib import IpoibAddress, multicast_gid
+from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.resolution import policy
 from rdmacm.resolution.hosts import HostView, IpPortView, PortView
@@ -23,7 +24,7 @@ from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
 from rdmacm.resolution.routing import find_route
 from rdmacm.verbs.device import GidEntry
 
-__all__ = ["Found", "Lookup", "destination_gid", "find"]
+__all__ = ["Found", "Lookup", "destination_gid", "find", "source_like"]
 
 
 #: How many choices a view of the host keeps.
@@ -134,6 +135,22 @@ class Lookup:
         if entry is None:
             return NeighbourUsed(address, interface, None, "absent")
         return NeighbourUsed(address, interface, entry.link_layer_address.hex(":") or None, entry.state.name.lower())
+
+
+def source_like(
+    host: HostView, destination: InetAddr, source: InetAddr | None, like: PathRecord | None
+) -> InetAddr | None:
+    """The source of a lookup whose path has to be like ``like``: its SGID, if the caller gives no source.
+
+    A SGID that is no address of this host changes nothing; the path then differs from ``like``.
+    """
+    if like is None or (source is not None and not source.is_any) or not host.owns(like.sgid.ip):
+        return source
+    ip = like.sgid.ip
+    if len(ip) != (4 if destination.family == AF_INET else 16):
+        return source
+    scope_id = destination.scope_id if is_link_local(ip) else 0
+    return InetAddr(destination.family, ip, source.port if source else 0, 0, scope_id)
 
 
 def find(network: Network, lookup: Lookup) -> Found:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm import log
-from rdmacm.address import InetAddr, SockAddrIB, is_link_local
+from rdmacm.address import Address, InetAddr
 from rdmacm.counters import Counters
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
 from rdmacm.net.types import Network
@@ -21,7 +19,6 @@ from rdmacm.progress import signals
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
-from rdmacm.resolution.infiniband import IbLookup, IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.soft.device.device import SoftDevice
@@ -32,6 +29,7 @@ from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ib.ports import IbDevice
 from rdmacm.soft.ids.identifier import SoftId
 from rdmacm.soft.port_table import PortTable
+from rdmacm.soft.routes import SubnetQueries, find_route
 from rdmacm.soft.wire.base import Wire
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.verbs.device import Device
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["SoftProvider"]
 
 T = TypeVar("T")
-
-#: Seconds. The timeout of :meth:`SoftProvider.find_path`, which is that of rdma_create_ep(3) for a route.
-ROUTE_TIMEOUT = 2.0
 
 
 class SoftProvider:
@@ -82,6 +77,7 @@ class SoftProvider:
             infiniband=infiniband,
         )
         self.runtime.attach(self.host)
+        self._queries = SubnetQueries(self.host)
 
     # -- devices --------------------------------------------------------------------------------------
 
@@ -138,19 +134,11 @@ class SoftProvider:
 
     # -- routes without an id -------------------------------------------------------------------------
 
-    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+    def find_route(
+        self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None
+    ) -> RouteChoice | None:
         with self.runtime.lock:
-            lookup = Lookup(self.host.ip_view(), destination, source, "given")
-            try:
-                found = find(self.host.network, lookup)
-                # On IPoIB, the path takes a query, and often a wait for the neighbour.
-                path = None if isinstance(found.view, IpoibPortView) else self.host.paths.make(lookup, 0)
-            except Failure:
-                return None
-            port, row = source.port if source else 0, found.row
-            scope_id = row.ndev_ifindex if is_link_local(found.source) else 0
-            chosen = InetAddr(destination.family, found.source, port, 0, scope_id)
-            return RouteChoice(chosen, found.view.device.name, found.view.port_num, row.gid_index, path)
+            return find_route(self.host, destination, source, like)
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         with self.runtime.lock:
@@ -163,60 +151,12 @@ class SoftProvider:
             return lookup.explain(None, failure)
 
     def find_path(
-        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+        self, destination: Address, source: Address | None, port_space: int, like: PathRecord | None = None
     ) -> RouteChoice | None:
-        ports = self.host.ib
-        with self.runtime.lock:
-            lookup = IbLookup(destination, self.name)
-            bound = None
-            if source is not None and any(source.addr):
-                bound = ports.row_of(source.addr)
-                if bound is None:
-                    return None
-            try:
-                view, row = lookup.choose(ports.views(), bound, ports.why_none)
-            except Failure:
-                return None
-        session = ports.subnet_of(view).sa
-        ask = partial(session.query_paths, view.ib_port, row.gid, destination, ROUTE_TIMEOUT, like=like)
-        paths: tuple[PathRecord, ...] = self._ask(view, ask)
-        if not paths:
-            return None
-        local = replace(source or SockAddrIB(pkey=destination.pkey), addr=row.gid)
-        return RouteChoice(local, view.device.name, view.port_num, row.gid_index, paths[0])
+        return self._queries.find_path(destination, source, port_space, like)
 
     def find_services(self, service: str) -> FoundServices | None:
-        with self.runtime.lock:
-            views = [view for view in self.host.ib.views() if view.is_active and view.rows]
-        for view in views:
-            session = self.host.ib.subnet_of(view).sa
-            records = self._ask(view, partial(session.query_services, view.ib_port, service))
-            if records:
-                return FoundServices(view.rows[0].gid, view.device.name, view.port_num, records)
-        return None
-
-    def _ask(
-        self, view: IbPortView, ask: Callable[[Callable[[tuple[T, ...], Failure | None], None]], int]
-    ) -> tuple[T, ...]:
-        """Ask a subnet administrator and wait; empty if it cannot be asked, does not answer, or has no record."""
-        answers: list[tuple[T, ...]] = []
-        user = object()
-        subnet = self.host.ib.subnet_of(view)
-        self.runtime.use(user)
-        try:
-            with self.runtime.lock:
-                subnet.view()  # opens the transport
-                try:
-                    query = ask(lambda found, _: answers.append(found))
-                except RdmaError:
-                    return ()
-            try:
-                return self.drive(lambda: answers, None)[0]
-            finally:
-                with self.runtime.lock:
-                    subnet.sa.cancel(query)
-        finally:
-            self.runtime.release(user)
+        return self._queries.find_services(service)
 
     # -- the end --------------------------------------------------------------------------------------
 

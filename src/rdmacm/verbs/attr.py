@@ -164,7 +164,7 @@ class AHAttr:
     - ``static_rate``: ``enum ibv_rate``: the highest rate to send at; 0 for no limit.
     - ``is_global``: whether :attr:`gr` is used.
     - ``port_num``: the port to send from; ports count from 1.
-    - ``gr``: C's ``grh``.
+    - ``gr``: the global route (GRH).
     """
 
     dlid: int = 0
@@ -174,6 +174,15 @@ class AHAttr:
     is_global: bool = False
     port_num: int = 1
     gr: GlobalRoute = field(default_factory=GlobalRoute)
+
+    @property
+    def grh(self) -> GlobalRoute:
+        """C's name of :attr:`gr`."""
+        return self.gr
+
+    @grh.setter
+    def grh(self, route: GlobalRoute) -> None:
+        self.gr = route
 
 
 @dataclass(slots=True)

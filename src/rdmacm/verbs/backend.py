@@ -282,11 +282,12 @@ class QPBackend(Protocol):
         or none; one of another device, or that the rules of InfiniBand Architecture 10.6.7.2 do not allow, is queued
         and completes with MW_BIND_ERR. LOCAL_INV of a key that may not be invalidated completes with LOC_QP_OP_ERR.
 
-        Inline data are copied before this returns. Other memory is the device's until the request completes. A request
-        whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
-        completes on the send queue's completion queue where it is SIGNALED, ``sq_sig_all`` is set, or it fails. In SQD
-        requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full; EINVAL: the state has changed;
-        in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
+        Inline data are copied before this returns, and their keys are not checked. Other memory is the device's until
+        the request completes. A request whose lkey, range or permission is wrong is queued as others are and completes
+        with LOC_PROT_ERR. A request completes on the send queue's completion queue where it is SIGNALED, ``sq_sig_all``
+        is set, or it fails. In SQD requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full;
+        EINVAL: the state has changed; in either case the requests before are queued, and the error's ``bad_wr`` is the
+        refused request.
         """
 
     def post_send_all(self, wrs: list[SendWR]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Buffer", "address_of", "byte_view"]
+__all__ = ["Buffer", "address_of", "byte_view", "bytes_at"]
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer
@@ -45,6 +46,24 @@ def byte_view(buffer: Buffer) -> memoryview:
 def address_of(view: memoryview) -> int:
     """The address of a buffer's first byte in this process."""
     return _address_function()(view)
+
+
+def bytes_at(address: int, length: int) -> bytes | None:
+    """A copy of the memory at an address of this process; None where not all of it is readable."""
+    try:
+        # The kernel checks the address: to read a wrong one directly would end the process.
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # another system
+        from ctypes import string_at
+
+        return string_at(address, length)
+    try:
+        found = os.pread(memory, length, address)
+    except (OSError, OverflowError):
+        return None
+    finally:
+        os.close(memory)
+    return found if len(found) == length else None
 
 
 @cache

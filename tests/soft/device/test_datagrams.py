@@ -17,6 +17,7 @@ from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr, SrqAttr
+from rdmacm.verbs.buffers import address_of
 from rdmacm.verbs.enums import EventType, QPAttrMask, QPState, SendFlag, SrqAttrMask, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import UD_STEPS, Handle, Host, Pair, sge, told
@@ -83,6 +84,14 @@ def test_message_and_its_answer(pair: Pair, family: int, size: int) -> None:
     assert (answer.wr_id, answer.byte_len) == (9, 46)
     assert bytes(answers.view[40:46]) == b"answer"
     assert not ends.right_cq.poll(8), "the answer was not signaled"
+
+
+def test_inline_datagram_needs_no_registration(pair: Pair) -> None:
+    ends, plain = Ends(pair), bytearray(b"anywhere")
+    ends.send(sg=[SGE(address_of(memoryview(plain)), 8, 0)])
+    plain[:] = b"!" * 8
+    assert [(wc.status.name, wc.byte_len) for wc in pair.poll(pair.b, ends.right_cq)] == [("SUCCESS", 48)]
+    assert ends.message(0, 8) == b"anywhere"
 
 
 def test_batch_with_a_message_that_is_too_long_posts_nothing(pair: Pair) -> None:

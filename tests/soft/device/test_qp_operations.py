@@ -11,6 +11,7 @@ import pytest
 from rdmacm import RdmaError
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.buffers import address_of
 from rdmacm.verbs.enums import (
     AccessFlag,
     PlacementType,
@@ -79,6 +80,35 @@ def test_inline_buffer_is_reusable_at_once(pair: Pair) -> None:
     pair.net.lost = lambda datagram: False
     ends.at_right()
     assert bytes(inbox.view[:16]) == b"plain registered"
+
+
+@pytest.mark.parametrize("lkey", [0, 0x77, None], ids=["0", "unknown", "of another domain"])
+def test_inline_data_need_no_registration(pair: Pair, lkey: int | None) -> None:
+    """ibv_post_send(3) says of IBV_SEND_INLINE that the L_Key will not be checked."""
+    ends = Connected(pair)
+    inbox, plain = pair.b.region(64), bytearray(b"not registered")
+    there = address_of(memoryview(plain))
+    element = SGE(there, len(plain), pair.a.region(bytes(14)).lkey if lkey is None else lkey)
+    ends.right.post_recv([RecvWR(1, [sge(inbox)])])
+    ends.left.post_send([SendWR(1, sg=[element], send_flags=INLINE | SIGNALED)])
+    plain[:] = b"!" * len(plain)
+    ends.at_right()
+    assert bytes(inbox.view[:14]) == b"not registered"
+    element.lkey, element.addr = 0, there + 4
+    element.length = 3
+    target = pair.b.region(8)
+    wr = SendWR(2, WROpcode.RDMA_WRITE, [element, b"..", element], INLINE | SIGNALED, remote_addr=target.addr)
+    wr.rkey = target.rkey
+    ends.left.post_send([wr])
+    assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+    assert bytes(target.view) == b"!!!..!!!"
+
+
+@pytest.mark.parametrize("address", [0, 8, (1 << 64) - 4096, -4096])
+def test_inline_data_at_an_address_without_memory_fail(pair: Pair, address: int) -> None:
+    ends = Connected(pair)
+    ends.left.post_send([SendWR(1, sg=[SGE(address, 16, 0)], send_flags=INLINE | SIGNALED)])
+    assert told(ends.at_left()) == [(1, "LOC_PROT_ERR")]
 
 
 def test_write_with_immediate_completes_a_receive(pair: Pair) -> None:

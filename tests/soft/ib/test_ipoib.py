@@ -334,19 +334,12 @@ class TestNames:
         (info,) = getaddrinfo("10.9.0.1", "7471", flags=RaiFlag.PASSIVE, provider=host.provider)
         assert info.device is None
 
-    def test_result_has_no_route_before_it_is_resolved(self, host: Host) -> None:
-        (info,) = getaddrinfo(THERE[0], str(THERE[1]), provider=host.provider)
-        assert (info.src_addr, info.dst_addr, info.route) == (("10.9.0.1", 0), THERE, ())
-        assert (info.device, info.port_num, info.gid_index) == ("one", 1, 0)
-
     def test_services_are_at_gids(self, host: Host) -> None:
         with host.id() as cmid:
             cmid.bind_addr(("10.9.0.1", 0))
             with pytest.raises(RdmaError, match=r"10\.9\.0\.1") as refused:
                 cmid.register_service("storage")
             assert refused.value.errno == errno.EOPNOTSUPP
-            with pytest.raises(RdmaError, match="services are at GIDs"):
-                cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
 
 
 def test_table_of_devices(host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,3 +390,54 @@ def test_gid_listener_takes_the_request_of_an_ip_address(host: Host) -> None:
             with peer:
                 assert isinstance(peer.peer_addr, SockAddrIB)
                 assert peer.peer_addr.addr == host.gid
+
+
+def test_service_is_found_by_an_id_with_an_ip_address(host: Host) -> None:
+    """rdma_resolve_addrinfo(3) asks only that the id is bound to an InfiniBand port."""
+    server = memory_provider(MemoryNetwork(), infiniband=[host.subnet.ports["two"]])
+    with EventChannel(server) as channel, CmId(channel, PortSpace.IB) as listener:
+        listener.bind_addr(SockAddrIB(host.two))
+        listener.listen()
+        with EventChannel(host.provider) as clients, CmId(clients) as cmid:
+            cmid.bind_addr(("10.9.0.1", 0))
+            port = cmid.src_port
+            cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
+            with clients.get_event(PATIENCE) as event:
+                assert (event.type, event.status) == (CmEventType.ADDRINFO_ERROR, -errno.ENODATA)
+            assert cmid.local_addr == ("10.9.0.1", port)
+            listener.register_service("storage")
+            cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
+            with clients.get_event(PATIENCE) as event:
+                assert event.type is CmEventType.ADDRINFO_RESOLVED
+            (storage,) = cmid.query_addrinfo()
+            assert isinstance(cmid.local_addr, SockAddrIB)
+            assert (cmid.local_addr.addr, cmid.src_port) == (host.gid, port)
+            assert cmid.peer_addr == storage.dst_addr
+            cmid.resolve_addr(storage.dst_addr)
+            clients.get_event(PATIENCE).ack()
+            cmid.resolve_route()
+            with clients.get_event(PATIENCE) as event:
+                assert event.type is CmEventType.ROUTE_RESOLVED
+            assert cmid.route.path_rec[0].dgid == host.two
+            cmid.connect(ConnParam(b"hello", qp_num=0x10))
+            with channel.get_event(PATIENCE) as request:
+                assert request.private_data.rstrip(b"\0") == b"hello"
+                assert isinstance(request.id.peer_addr, SockAddrIB)
+                request.id.accept(ConnParam(qp_num=0x11))
+            with clients.get_event(PATIENCE) as event:
+                assert event.type is CmEventType.CONNECT_RESPONSE
+            request.id.destroy()
+
+
+def test_endpoint_of_a_service_is_resolved_at_once(host: Host) -> None:
+    """Without resolve_addr, the first record is the destination."""
+    server = memory_provider(MemoryNetwork(), infiniband=[host.subnet.ports["two"]])
+    with EventChannel(server) as channel, CmId(channel, PortSpace.IB) as listener:
+        listener.bind_addr(SockAddrIB(host.two))
+        listener.listen()
+        listener.register_service("storage")
+        with host.id() as cmid:
+            cmid.bind_addr(("10.9.0.1", 0))
+            cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
+            cmid.resolve_route()
+            assert cmid.route.path_rec[0].dgid == host.two

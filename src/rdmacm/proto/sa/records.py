@@ -78,6 +78,34 @@ class PathRecord:
         """The path MTU in bytes, 0 for a code that the specification does not define."""
         return 128 << self.mtu if 1 <= self.mtu <= 5 else 0
 
+    # The fields of ``struct ibv_path_record`` that are parts of the record, where ``struct ibv_sa_path_rec`` has the
+    # fields above. ``mtu`` and ``rate`` are in both; here they are as in the latter, without their selectors.
+
+    @property
+    def flowlabel_hoplimit(self) -> int:
+        """:attr:`flow_label` in bits 27 to 8, :attr:`hop_limit` below."""
+        return self.flow_label << 8 | self.hop_limit
+
+    @property
+    def tclass(self) -> int:
+        """:attr:`traffic_class`."""
+        return self.traffic_class
+
+    @property
+    def reversible_numpath(self) -> int:
+        """:attr:`reversible` in bit 7, :attr:`numb_path` below."""
+        return self.reversible << 7 | self.numb_path
+
+    @property
+    def qosclass_sl(self) -> int:
+        """:attr:`qos_class` in bits 15 to 4, :attr:`sl` below."""
+        return self.qos_class << 4 | self.sl
+
+    @property
+    def packetlifetime(self) -> int:
+        """:attr:`packet_life_time_selector` in bits 7 and 6, :attr:`packet_life_time` below."""
+        return self.packet_life_time_selector << 6 | self.packet_life_time
+
     def pack(self) -> bytes:
         """The 64 bytes on the wire."""
         return _RECORD.pack(
@@ -86,14 +114,14 @@ class PathRecord:
             self.sgid,
             self.dlid,
             self.slid,
-            self.flow_label << 8 | self.hop_limit,
-            self.traffic_class,
-            self.reversible << 7 | self.numb_path,
+            self.flowlabel_hoplimit,
+            self.tclass,
+            self.reversible_numpath,
             self.pkey,
-            self.qos_class << 4 | self.sl,
+            self.qosclass_sl,
             self.mtu_selector << 6 | self.mtu,
             self.rate_selector << 6 | self.rate,
-            self.packet_life_time_selector << 6 | self.packet_life_time,
+            self.packetlifetime,
             self.preference,
         )
 

@@ -15,7 +15,7 @@ from rdmacm.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICI
 from rdmacm.proto.core import compiled
 from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW
-from rdmacm.verbs.buffers import byte_view
+from rdmacm.verbs.buffers import Buffer, byte_view, bytes_at
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from rdmacm.work import RecvWork, SendWork
@@ -62,13 +62,14 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
         segments = (memoryview(bytes(byte_view(element))),)
         length = len(segments[0])
     else:
-        segments = table.gather(pd, elements, _WRITES_LOCALLY[opcode])
+        if flags & SEND_INLINE:
+            segments = _inline_copy(elements, table, pd)
+        else:
+            segments = table.gather(pd, elements, _WRITES_LOCALLY[opcode])
         if segments is INACCESSIBLE:
             length = 8
         else:
             length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-            if flags & SEND_INLINE:
-                segments = (memoryview(b"".join(segments)),)
     if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
         raise refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
     work = SendWork(
@@ -89,6 +90,22 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
     if opcode is WROpcode.FLUSH:
         work.flush = wr.flush_length, wr.flush_type, wr.flush_level
     return work
+
+
+def _inline_copy(elements: Sequence[SGE | Buffer], table: MemoryTable, pd: object) -> Sequence[memoryview]:
+    """A copy of inline data; INACCESSIBLE if the process cannot read them. They need no registration."""
+    parts: list[bytes | memoryview] = []
+    for element in elements:
+        if not isinstance(element, SGE):
+            parts.append(byte_view(element))
+        elif element.length:
+            # ibv_post_send(3): the L_Key of inline data is not checked. The bytes of a region are found without a call.
+            part = table.local(pd, element.lkey, element.addr, element.length, False)
+            found = part if part is not None else bytes_at(element.addr, element.length)
+            if found is None:
+                return INACCESSIBLE
+            parts.append(found)
+    return (memoryview(b"".join(parts)),)
 
 
 def send_again(

@@ -226,6 +226,10 @@ class IdCore:
         self.port_num = self.gid_index = self.pkey = 0
         self.sgid = _NO_GID
 
+    def resolve_gids(self) -> None:
+        """Resolve AF_IB addresses from now on."""
+        raise NotImplementedError
+
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         """See :class:`rdmacm.soft.host.BoundId`."""
         raise NotImplementedError

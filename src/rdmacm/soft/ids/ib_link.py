@@ -223,8 +223,6 @@ class IbLink:
 
     def resolve_service(self, service: str) -> None:
         core = self._id
-        if isinstance(core.local_addr, InetAddr):
-            raise _refuse_service(core, "resolve_addrinfo")
         view, subnet = self._view_now("resolve_addrinfo"), self._subnet
         answered = partial(self._service_answered, perf_counter_ns())
         self._query = subnet, subnet.sa.query_services(view.ib_port, service, answered)
@@ -244,7 +242,9 @@ class IbLink:
         core.pkey = first.service_pkey or core.pkey
         core.peer_addr = SockAddrIB(first.service_gid, first.service_id, ALL_BITS_64, core.pkey)
         core.dgid = first.service_gid
+        # A service is at a GID. An id that was bound by its IPoIB address goes on by the GID of the same port.
         core.local_addr = replace(self._local(), pkey=core.pkey)
+        core.resolve_gids()
         core.move(Trigger.SERVICE_DONE)
         core.post(CmEventType.ADDRINFO_RESOLVED)
 
@@ -253,7 +253,9 @@ class IbLink:
     ) -> Registration:
         core, subnet = self._id, self._subnet
         if isinstance(core.local_addr, InetAddr):
-            raise _refuse_service(core, "register_service")
+            message = f"the id has the IP address {core.local_addr}; services are at GIDs"
+            hint = "bind_addr() to a SockAddrIB with the port's GID"
+            raise cm_error(errno.EOPNOTSUPP, message, "register_service", hint=hint)
         self._view_now("register_service")
         local = replace(self._local(), addr=core.sgid, pkey=core.pkey)
         registration = subnet.register(local, lease, name, data, done)
@@ -485,9 +487,3 @@ def _may_be_peer(primary: Path | None, own: Gid) -> bool:
     if gid[0] == 0xFF or not gid.interface_id:  # a multicast group, or no port
         return False
     return not primary.subnet_local or gid.subnet_prefix in (own.subnet_prefix, _DEFAULT_PREFIX)
-
-
-def _refuse_service(core: IdCore, call: str) -> RdmaError:
-    """The error of a call about services on an id with IP addresses."""
-    message = f"the id has the IP address {core.local_addr}; services are at GIDs"
-    return cm_error(errno.EOPNOTSUPP, message, call, hint="bind_addr() to a SockAddrIB with the port's GID")

@@ -116,7 +116,7 @@ class SoftId(IdCore):
         """Bind device and port number; on failure the id is as it was."""
         started = perf_counter_ns()
         if isinstance(address, SockAddrIB):
-            self._resolver = _gid_resolver(self)
+            self.resolve_gids()
         try:
             bound = self.resolver.bind(address)
         except RdmaError as error:  # of the port number
@@ -129,6 +129,9 @@ class SoftId(IdCore):
             raise refused from None
         self.local_addr = bound
         self.taken_steps = [("bind", perf_counter_ns() - started, bound)]
+
+    def resolve_gids(self) -> None:
+        self._resolver = _gid_resolver(self)
 
     def _bind_failed(self, address: Address, error: RdmaError, started: int) -> None:
         self.detach()

@@ -94,13 +94,13 @@ class Link(Protocol):
     def resolve_service(self, service: str) -> None:
         """Query a service by name or number: ADDRINFO_RESOLVED or ADDRINFO_ERROR is posted.
 
-        EOPNOTSUPP when there is no subnet administrator, and for an id with IP addresses.
+        EOPNOTSUPP when there is no subnet administrator. An id with IP addresses has AF_IB addresses afterwards.
         """
 
     def register_service(
         self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> ServiceBackend:
-        """Register a service at the id's service id; EOPNOTSUPP as for :meth:`resolve_service`."""
+        """Register a service at the id's service id; EOPNOTSUPP also for an id with IP addresses."""
 
     def stop(self) -> None:
         """Cancel every query and withdraw every service, without an event."""

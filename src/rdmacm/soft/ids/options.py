@@ -9,8 +9,9 @@ from rdmacm.cmstate import OPTION_STATES, Trigger, refusal
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.sa import PATH_FLAGS, PathData
+from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.soft.ids.core import IdCore
-from rdmacm.verbs.enums import QPType
+from rdmacm.verbs.enums import LinkLayer, QPType
 
 __all__ = ["set_option"]
 
@@ -70,6 +71,10 @@ def _set_path(core: IdCore, value: int | bytes) -> None:
     for start in range(0, len(value), _PATH_DATA_SIZE):
         data = PathData.unpack(value[start : start + _PATH_DATA_SIZE])
         if data.flags == PATH_FLAGS:
+            is_infiniband = core.port_view is not None and core.port_view.port.link_layer is LinkLayer.INFINIBAND
+            reason = why_unusable(data.path, has_lids=is_infiniband)
+            if reason is not None:
+                raise cm_error(errno.EINVAL, reason, "set_option", hint="a path of getaddrinfo()")
             core.paths = (data.path,)
             core.move(Trigger.SET_PATH)
             core.post(CmEventType.ROUTE_RESOLVED)
