@@ -309,8 +309,7 @@ class KernelId(IdCore):
             old.ids.pop(self, None)
             queue.ids[self] = None
             self.queue = queue
-            if owner is not None:
-                queue.put_back(old.take(owner))
+            queue.receive_moved([] if owner is None else old.take(owner))
 
     # -- listening ------------------------------------------------------------------------------------
 
