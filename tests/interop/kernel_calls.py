@@ -37,6 +37,7 @@ from rdmacm import (
 )
 from rdmacm.cmstate import State
 from rdmacm.connparam import UdParam
+from rdmacm.kernel.verbs import runtime
 from rdmacm.provider import get_provider
 
 E = CmEventType
@@ -205,7 +206,7 @@ def a_moved_event_wakes_a_thread_that_waits() -> None:
         # Without a limit: at the end of one, a wait looks at the descriptor once more.
         thread = threading.Thread(target=lambda: found.append(new.get_event().type), daemon=True)
         thread.start()
-        while not PROVIDER.runtime.waiters.polling:
+        while not runtime().waiters.polling:
             time.sleep(0)
         cmid.migrate(new)
         thread.join(5)
