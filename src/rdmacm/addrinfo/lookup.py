@@ -77,7 +77,7 @@ def getaddrinfo(
         check_hints(node, service, hints, flags)
         if flags & RAI_SA:
             return _from_sa(node, service, flags, get_provider(provider))
-    routing = None if flags & RAI_NOROUTE else get_provider(provider)
+    routing = None if flags & RAI_NOROUTE else get_provider(provider, () if node is None else (node,))
     if node is None and (service is None or has_own_end(hints)):
         found = [entry_from_hints(hints, service, routing, resolver)]
     else:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import struct
 import weakref
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, is_link_local
+from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece
 from rdmacm.constants import IbOption, IdOption, OptionLevel
@@ -27,7 +28,7 @@ from rdmacm.kernel.core import IdCore
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
-from rdmacm.kernel.reasons import no_group, not_local
+from rdmacm.kernel.reasons import address_of_device, loopback_listener, no_group, not_local
 from rdmacm.multicast import GroupJoin
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
@@ -203,10 +204,8 @@ class KernelId(IdCore):
         destination = self.peer_addr
         if isinstance(destination, InetAddr) and destination.is_loopback and error.errno == errno.ENODEV:
             error.strerror = f"the kernel makes no path to {destination.host}"
-            known_ips = (address.ip for address in self.host.view().addresses if address.view.is_active)
-            ip = next((ip for ip in known_ips if len(ip) == len(destination.ip) and not is_link_local(ip)), None)
-            if ip is not None:
-                error.hint = f"{InetAddr(destination.family, ip).host}, an address of an RDMA device"
+            other = address_of_device(self.host, destination)
+            error.hint = "the provider soft" if other is None else f"{other}, or the provider soft at both ends"
         error.explanation = known.replace(
             candidates=tuple(replace(c, chosen=False) for c in known.candidates),
             error="resolve_route",
@@ -314,6 +313,10 @@ class KernelId(IdCore):
     # -- listening ------------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:
+        if isinstance(self.local_addr, InetAddr) and self.local_addr.is_loopback:
+            with self.runtime.lock:
+                warning = loopback_listener(self.host, self.local_addr)
+            logging.getLogger("rdmacm").warning("%s", warning)
         with self.runtime.lock:
             self.begin("listen")
             payload = abi.pair(self.number, max(0, min(backlog, 0x7FFFFFFF)))

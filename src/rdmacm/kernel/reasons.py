@@ -7,14 +7,14 @@ import os
 from socket import AF_INET
 from typing import TYPE_CHECKING, NamedTuple
 
-from rdmacm.address import Address, InetAddr
+from rdmacm.address import Address, InetAddr, is_link_local
 from rdmacm.verbs.enums import LinkLayer
 
 if TYPE_CHECKING:
     from rdmacm.kernel.host import KernelHost
     from rdmacm.verbs.device import Device
 
-__all__ = ["Reason", "no_device", "no_group", "not_local", "reason_of"]
+__all__ = ["Reason", "address_of_device", "loopback_listener", "no_device", "no_group", "not_local", "reason_of"]
 
 
 class Reason(NamedTuple):
@@ -104,6 +104,23 @@ def not_local(host: KernelHost, address: InetAddr) -> Reason:
     return Reason(
         f"{address.host} is not an address of this host",
         "one of the addresses that 'ip addr' and 'rdmacm devices' show, or the wildcard address",
+    )
+
+
+def address_of_device(host: KernelHost, address: InetAddr) -> str | None:
+    """An address of the same family that an active device here has, as text; None if none has. The lock is held."""
+    known = (each.ip for each in host.view().addresses if each.view.is_active)
+    ip = next((ip for ip in known if len(ip) == len(address.ip) and not is_link_local(ip)), None)
+    return None if ip is None else f"{InetAddr(address.family, ip).host}, an address of an RDMA device"
+
+
+def loopback_listener(host: KernelHost, address: InetAddr) -> str:
+    """A warning: what a listener on a loopback address does in the kernel. The runtime's lock is held."""
+    other = address_of_device(host, address)
+    hint = "the provider soft" if other is None else f"{other}, or the provider soft at both ends"
+    return (
+        f"listen {address}: the kernel's devices have no loopback interface: requests to each of their addresses reach "
+        f"this listener, also from the network, and on RoCE and iWARP none to {address.host}; try: {hint}"
     )
 
 
