@@ -28,7 +28,7 @@ from rdmacm.kernel.core import IdCore
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
-from rdmacm.kernel.reasons import address_of_device, loopback_listener, no_group, not_local
+from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
 from rdmacm.multicast import GroupJoin
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
@@ -376,9 +376,18 @@ class KernelId(IdCore):
         with self.runtime.lock:
             self.begin("connect")
             self._check_room(param.private_data, "connect")
+            self._check_port()
             payload = abi.connect(self.number, self._named(param), self.local_ece)
             self.tell(Command.CONNECT, payload, "connect", Trigger.CONNECT)
             self.enter(State.CONNECT)
+
+    def _check_port(self) -> None:
+        """Raise ENETDOWN for a port that sends nothing: the kernel would repeat the request for 10 s and more."""
+        if self.verbs is None or self.is_iwarp:
+            return
+        reason = inactive_port(self.host, self.verbs.name, self.port_num)
+        if reason is not None:
+            raise cm_error(errno.ENETDOWN, reason.text, "connect", str(self.peer_addr), reason.hint)
 
     def confirm(self, call: str) -> None:
         """Confirm the peer's reply."""

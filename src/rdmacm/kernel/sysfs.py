@@ -105,6 +105,11 @@ class Sysfs:
         """Whether the link layer of a port is InfiniBand."""
         return self._text(name, "ports", str(port_num), "link_layer") == "InfiniBand"
 
+    def inactive_state(self, name: str, port_num: int) -> str:
+        """The state of a port that is not ACTIVE, such as DOWN; empty for one that is, or whose state is unknown."""
+        number, _, state = self._text(name, "ports", str(port_num), "state").partition(": ")
+        return "" if number == str(int(PortState.ACTIVE)) else state
+
     def is_iwarp(self, name: str) -> bool:
         """Whether a device has the transport iWARP."""
         return self._text(name, "node_type").startswith("4:")
