@@ -32,7 +32,7 @@ from rdmacm.soft import host as soft_host
 from rdmacm.soft.device import async_events, datagram_queue_pair, groups, gsi, memory, multiplexer
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR as ATTR
 from rdmacm.soft.ids import identifier
-from rdmacm.soft.wire import forwarding, group_names, port_group, sockets, source, udp
+from rdmacm.soft.wire import forwarding, group_names, heirs, port_group, sockets, source, udp
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender, bind_name
 from rdmacm.soft.wire.source import RequestRate
@@ -107,6 +107,7 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "other processes from": (forwarding._MAX_CONNECTIONS,),
     "other processes to": (forwarding._MAX_CONNECTIONS,),
     "bytes that wait": (forwarding._QUEUE_BYTES,),
+    "slots of processes": (heirs._MOST, int(heirs._SECONDS)),
     "packets of a train": (sockets.MAX_SEGMENTS,),
     "peers whose": (gsi._MAX_PEERS, multiplexer._MAX_ROUTES),
     "hardware addresses": (soft_host._MAX_NEXT_HOPS,),
@@ -292,7 +293,7 @@ def test_forwarding_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> 
     readers: dict[int, Any] = {}
     name = f"rdmacm-test-{threading.get_native_id()}"
     listeners = [bind_name(f"{name}-{number}") for number in range(5)]
-    receiver = ForwardReceiver(listeners[0], readers.__setitem__, readers.pop, lambda _: None)
+    receiver = ForwardReceiver(listeners[0], readers.__setitem__, readers.pop, lambda _: None, lambda _: None)
     senders = []
     for _ in range(5):
         senders.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

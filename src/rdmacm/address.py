@@ -26,6 +26,7 @@ __all__ = [
     "SockAddrIB",
     "format_address",
     "is_link_local",
+    "is_loopback_host",
     "is_multicast",
     "lookup_address",
     "parse_address",
@@ -193,6 +194,22 @@ class InetAddr(NamedTuple):
 
 #: A parsed address: no name and no text; ports in host order.
 Address: TypeAlias = InetAddr | SockAddrIB
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a numeric address, or a name without asking a name server, is this host's loopback interface.
+
+    >>> [is_loopback_host(host) for host in ("127.0.0.1", "::1", "localhost", "a.localhost.", "10.0.0.1", "host")]
+    [True, True, True, True, False, False]
+    """
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, 6.3
+        return True
+    try:
+        address = parse_address((host, 0))
+    except ValueError:
+        return False
+    return isinstance(address, InetAddr) and address.is_loopback
 
 
 def is_link_local(packed: bytes) -> bool:

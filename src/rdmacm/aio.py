@@ -31,12 +31,13 @@ from rdmacm.connparam import MAXIMUM
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
 from rdmacm.endpoint.core import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
-from rdmacm.endpoint.listening import ListenerCore
+from rdmacm.endpoint.listening import ListenerCore, listening_hosts
 from rdmacm.endpoint.memory import Region, RemoteRegion
-from rdmacm.endpoint.race import connect_routine
+from rdmacm.endpoint.race import connect_routine, hosts_of
 from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
 from rdmacm.protection import interruptible
 from rdmacm.provider import Provider, get_provider
+from rdmacm.provider_choice import noting_the_choice
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.device import Context
@@ -82,9 +83,9 @@ class _Driver:
         self._all[self._key] = self
 
     @classmethod
-    def get(cls, provider: str | Provider | None) -> Dispatcher:
+    def get(cls, chosen: Provider) -> Dispatcher:
         """Return the dispatcher of the running event loop, which the caller must release."""
-        loop, chosen = asyncio.get_running_loop(), get_provider(provider)
+        loop = asyncio.get_running_loop()
         driver = cls._all.get((loop, id(chosen)))
         if driver is None:
             return cls(loop, chosen).dispatcher
@@ -391,11 +392,13 @@ async def connect(
     Host names are looked up in another thread.
     """
     options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive, pd)
-    dispatcher = _Driver.get(provider)
+    hosts = hosts_of(address)
+    dispatcher = _Driver.get(get_provider(provider, hosts))
     try:
-        return AsyncConnection(
-            await _execute(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout)
-        )
+        with noting_the_choice(provider, hosts):
+            return AsyncConnection(
+                await _execute(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout)
+            )
     finally:
         dispatcher.release()
 
@@ -417,9 +420,11 @@ async def listen(
             parse_address(address)
         except ValueError:  # a host name; the lookup may block
             address = await asyncio.get_running_loop().run_in_executor(None, _look_up, address)
-    dispatcher = _Driver.get(provider)
+    hosts = listening_hosts(address)
+    dispatcher = _Driver.get(get_provider(provider, hosts))
     try:
-        return AsyncListener(ListenerCore(dispatcher, address, backlog, options))
+        with noting_the_choice(provider, hosts):
+            return AsyncListener(ListenerCore(dispatcher, address, backlog, options))
     finally:
         dispatcher.release()
 

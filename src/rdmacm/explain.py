@@ -14,6 +14,7 @@ from rdmacm.counters import Counters
 from rdmacm.errors import GaiError, RdmaError, check_timeout
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.provider import Provider, get_provider
+from rdmacm.provider_choice import choose
 from rdmacm.verbs.device import Device
 
 __all__ = ["devices", "explain", "query_counters", "resolve"]
@@ -52,8 +53,10 @@ def resolve(
     """
     check_timeout(timeout_ms)
     service = None if service is None else str(service)
-    backend = get_provider(provider)
-    empty = Explanation(node=node, service=service, provider=backend.name)
+    hosts = () if node is None else (node,)
+    backend = get_provider(provider, hosts)
+    reason = choose(provider, hosts).reason if isinstance(provider, str | None) else ""
+    empty = Explanation(node=node, service=service, provider=backend.name, provider_reason=reason)
     wanted = make_hints(hints, flags=(0 if hints is None else int(hints.flags)) | RaiFlag.NOROUTE)
     started = perf_counter_ns()
     try:
@@ -68,6 +71,7 @@ def resolve(
         base,
         node=node,
         service=service,
+        provider_reason=reason,
         names=tuple(format_address(info.dst_addr or info.src_addr) for info in found),
         candidates=tuple(attempts.candidates),
         steps=(name_step, *base.steps),

@@ -87,6 +87,8 @@ class Explanation:
 
     - ``node``, ``service``: the name and the service to resolve, as passed to :func:`rdmacm.explain`.
     - ``provider``: the provider's name.
+    - ``provider_reason``: why ``auto`` did not choose the kernel's devices; empty where it did, where the provider was
+      named, and on a host without RDMA devices of the kernel.
     - ``names``: the addresses of the name, as text, in the order in which they are tried.
     - ``candidates``: all combinations that were considered, including dropped ones.
     - ``route``: the kernel's route to the destination; None when the resolution did not get that far.
@@ -116,6 +118,7 @@ class Explanation:
     errno_name: str = ""
     message: str = ""
     hint: str | None = None
+    provider_reason: str = ""
 
     @property
     def chosen(self) -> Candidate | None:
@@ -154,7 +157,8 @@ def _render(ex: Explanation) -> list[str]:
     """
     node = f"[{ex.node}]" if ex.node and ex.service and ":" in ex.node else ex.node
     what = ":".join(part for part in (node, ex.service) if part) or "-"
-    out = [f"{what} (provider {ex.provider})"]
+    reason = f", because {ex.provider_reason}" if ex.provider_reason else ""
+    out = [f"{what} (provider {ex.provider}{reason})"]
     if ex.names and ex.names != (what,):
         out.append("names")
         out += [f"  {name}" for name in ex.names]

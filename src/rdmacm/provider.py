@@ -577,14 +577,15 @@ def open_device(name: str, provider: str | Provider | None = None) -> Context:
     return context
 
 
-def get_provider(provider: str | Provider | None = None) -> Provider:
+def get_provider(provider: str | Provider | None = None, hosts: Sequence[str] = ()) -> Provider:
     """The provider to use in the calling thread's network namespace.
 
     ``provider``: a provider object, used as it is; a name; or None for the name in the environment variable
     ``RDMACM_PROVIDER``, else ``auto``: the kernel's devices where there are some to use, the software devices elsewhere
-    (:mod:`rdmacm.provider_choice`). A provider's module has ``open_provider()``, which returns the one
-    object of the calling thread's network namespace in this process. ENODEV for an unknown name.
+    (:mod:`rdmacm.provider_choice`). ``hosts``: the names or addresses that it is going to be used with, if they are
+    known: with ``auto``, loopback addresses are the software devices'. A provider's module has ``open_provider()``,
+    which returns the one object of the calling thread's network namespace in this process. ENODEV for an unknown name.
     """
     if provider is not None and not isinstance(provider, str):
         return provider
-    return cast("Provider", opener_of(provider)())
+    return cast("Provider", opener_of(provider, hosts)())

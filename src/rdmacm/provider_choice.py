@@ -1,8 +1,13 @@
 """Which provider carries the API, by its name or by what the host has.
 
 ``soft`` are the software devices, ``kernel`` those of the kernel. ``auto``, the default, is ``kernel`` where the
-kernel's connection manager can be opened, libibverbs is there, and a device of the network namespace has an active
-port; elsewhere it is ``soft``. It is decided once for each network namespace.
+kernel's connection manager can be opened, libibverbs is there, and a device of the network namespace has an active port
+and a device file that may be opened; elsewhere it is ``soft``. That is decided once for each network namespace, and the
+reason is kept.
+
+The kernel's devices have no path to a loopback address on RoCE and iWARP, and a listener on one takes requests from the
+network. So with ``auto`` a loopback address is always a software device's, for calls that know the address when they
+choose the provider.
 """
 
 from __future__ import annotations
@@ -10,13 +15,15 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from rdmacm.errors import cm_error
+from rdmacm.address import is_loopback_host
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.net import namespace_key
 
-__all__ = ["opener_of"]
+__all__ = ["Choice", "choose", "noting_the_choice", "opener_of"]
 
 #: The environment variable that names the provider.
 ENVIRONMENT = "RDMACM_PROVIDER"
@@ -29,18 +36,42 @@ _openers: dict[str, Callable[[], Any]] = {}
 
 #: The device file of the kernel's connection manager.
 _KERNEL_FILE = "/dev/infiniband/rdma_cm"
+#: Where the kernel shows its devices.
+_KERNEL_DEVICES = "/sys/class/infiniband"
+
+
+class Choice(NamedTuple):
+    """A provider, and why ``auto`` has not chosen the kernel's devices."""
+
+    name: str
+    #: Empty where the provider was named, where it is ``kernel``, and on a host without RDMA devices of the kernel.
+    reason: str = ""
+
+
 #: What ``auto`` is, by network namespace.
-_decided: dict[str, str] = {}
+_decided: dict[str, Choice] = {}
 
 
-def opener_of(provider: str | None) -> Callable[[], Any]:
-    """The function that opens a provider in the calling thread's network namespace. ENODEV for an unknown name.
+def choose(provider: str | None, hosts: Sequence[str] = ()) -> Choice:
+    """The provider of a name; None stands for the name in RDMACM_PROVIDER, else ``auto``.
 
-    ``provider``: its name; None for the name in RDMACM_PROVIDER, else ``auto``.
+    ``hosts``: the names or addresses that it is going to be used with, if they are known.
     """
     name = provider or os.environ.get(ENVIRONMENT) or AUTO
-    if name == AUTO:
-        name = _automatic()
+    if name != AUTO:
+        return Choice(name)
+    found = _automatic()
+    if found.name == "kernel" and hosts and all(map(is_loopback_host, hosts)):
+        return Choice("soft", f"the kernel's devices have no path to a loopback address such as {hosts[0]}")
+    return found
+
+
+def opener_of(provider: str | None, hosts: Sequence[str] = ()) -> Callable[[], Any]:
+    """The function that opens a provider in the calling thread's network namespace. ENODEV for an unknown name.
+
+    Arguments are those of :func:`choose`.
+    """
+    name = choose(provider, hosts).name
     opener = _openers.get(name)
     if opener is None:
         module = _MODULES.get(name)
@@ -52,13 +83,28 @@ def opener_of(provider: str | None) -> Callable[[], Any]:
     return opener
 
 
-def _automatic() -> str:
+@contextmanager
+def noting_the_choice(provider: object, hosts: Sequence[str] = ()) -> Iterator[None]:
+    """Add a note to an error of the block, where ``auto`` has not chosen the kernel's devices of this host.
+
+    ``provider``: None, a name or an object; for the latter there is no note.
+    """
+    try:
+        yield
+    except RdmaError as error:
+        if isinstance(provider, str | None) and (reason := choose(provider, hosts).reason):
+            error.add_note(f"provider soft, because {reason}")
+        raise
+
+
+def _automatic() -> Choice:
     """``kernel`` where that can be used, else ``soft``."""
-    if not os.path.exists(_KERNEL_FILE):
-        return "soft"
+    if not os.path.exists(_KERNEL_FILE) and not os.path.isdir(_KERNEL_DEVICES):
+        return Choice("soft")
     key = namespace_key()
-    name = _decided.get(key)
-    if name is None:
-        is_usable: Callable[[], bool] = importlib.import_module(_MODULES["kernel"]).is_usable
-        name = _decided[key] = "kernel" if is_usable() else "soft"
-    return name
+    found = _decided.get(key)
+    if found is None:
+        why_unusable: Callable[[], str | None] = importlib.import_module(_MODULES["kernel"]).why_unusable
+        reason = why_unusable()
+        found = _decided[key] = Choice("kernel") if reason is None else Choice("soft", reason)
+    return found

@@ -5,6 +5,7 @@ python3 -m interop.kernel_calls [NAME...]
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import select
@@ -44,6 +45,7 @@ from rdmacm.address import Gid
 from rdmacm.cmstate import State
 from rdmacm.connparam import UdParam
 from rdmacm.constants import EAI
+from rdmacm.kernel.verbs import runtime
 from rdmacm.provider import get_provider
 from rdmacm.verbs import QPInitAttr
 
@@ -203,6 +205,52 @@ def events_move_with_an_id() -> None:
         assert [event_type(new) for _ in range(2)] == [E.USER, E.ADDR_RESOLVED]
         cmid.migrate(None)
         cmid.resolve_route()
+
+
+def a_moved_event_wakes_a_thread_that_waits() -> None:
+    with EventChannel("kernel") as old, EventChannel("kernel") as new, CmId(old) as cmid:
+        cmid.resolve_addr((THERE, 7471))
+        assert select.select([old], [], [], 5)[0]
+        found: list[CmEventType] = []
+        # Without a limit: at the end of one, a wait looks at the descriptor once more.
+        thread = threading.Thread(target=lambda: found.append(new.get_event().type), daemon=True)
+        thread.start()
+        while not runtime().waiters.polling:
+            time.sleep(0)
+        cmid.migrate(new)
+        thread.join(5)
+        assert found == [E.ADDR_RESOLVED]
+
+
+def a_moved_event_is_reported_by_epoll() -> None:
+    """epoll(7) looks at a descriptor again only when that wakes it: so an event loop that waits sees nothing else."""
+    with EventChannel("kernel") as old, EventChannel("kernel") as new, CmId(old) as cmid, select.epoll() as poller:
+        poller.register(new.fileno(), select.EPOLLIN)
+        assert not poller.poll(0)
+        cmid.resolve_addr((THERE, 7471))
+        assert select.select([old], [], [], 5)[0]
+        cmid.migrate(new)
+        assert poller.poll(5)
+        assert event_type(new) is E.ADDR_RESOLVED
+        refused(errno.EAGAIN, lambda: new.get_event(0), CmWouldBlockError)
+
+
+def a_moved_event_is_seen_by_asyncio() -> None:
+    async def move() -> CmEventType:
+        loop = asyncio.get_running_loop()
+        with EventChannel("kernel") as old, EventChannel("kernel") as new, CmId(old) as cmid:
+            readable = asyncio.Event()
+            loop.add_reader(new.fileno(), readable.set)
+            cmid.resolve_addr((THERE, 7471))
+            assert select.select([old], [], [], 5)[0]
+            await asyncio.sleep(0)  # the loop has polled, and found nothing
+            assert not readable.is_set()
+            cmid.migrate(new)
+            await asyncio.wait_for(readable.wait(), 5)
+            loop.remove_reader(new.fileno())
+            return event_type(new)
+
+    assert asyncio.run(move()) is E.ADDR_RESOLVED
 
 
 def the_descriptor_is_the_kernels_and_shows_user_events() -> None:
@@ -454,6 +502,9 @@ RULES = (
     a_call_may_be_ahead_of_the_events,
     options_are_passed_on,
     events_move_with_an_id,
+    a_moved_event_wakes_a_thread_that_waits,
+    a_moved_event_is_reported_by_epoll,
+    a_moved_event_is_seen_by_asyncio,
     the_descriptor_is_the_kernels_and_shows_user_events,
     a_wait_ends_in_time_by_a_signal_and_when_the_channel_is_closed,
     two_threads_get_one_event_each,

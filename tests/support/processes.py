@@ -111,6 +111,13 @@ class Server:
         self.wire.open()
         return self.wire.slot
 
+    def close(self) -> None:
+        self.wire.close()
+
+    def talk(self) -> None:
+        """As after a message of a connection manager."""
+        self.wire.leaves_peers = True
+
     def ping(self, slot: int) -> None:
         """Ping a slot without end, sending the next ping when the last is answered."""
         self.target = slot << 12 | 3

@@ -76,6 +76,7 @@ class TestDevices:
                     "driver",
                     "fw_ver",
                     "core",
+                    "unused",
                     "ports",
                 )
             }

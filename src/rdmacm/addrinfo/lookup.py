@@ -81,7 +81,7 @@ def getaddrinfo(
         check_route(hints.route)
         if flags & RAI_SA:
             return _from_sa(node, service, flags, get_provider(provider))
-    routing = None if flags & RAI_NOROUTE else get_provider(provider)
+    routing = None if flags & RAI_NOROUTE else get_provider(provider, () if node is None else (node,))
     if node is None and (service is None or has_own_end(hints)):
         found = [entry_from_hints(hints, service, routing, resolver)]
     else:

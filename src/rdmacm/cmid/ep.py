@@ -9,7 +9,7 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid.identifier import CmId
 from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
 from rdmacm.errors import cm_error
-from rdmacm.provider import Provider
+from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.enums import QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.qp import QPInitAttr
@@ -37,7 +37,9 @@ def create_ep(
     Raises what the failing step raises, and leaves nothing behind. EINVAL: a passive address without source, or an
     active one without destination.
     """
-    cmid = CmId(None, info.port_space, qp_type=info.qp_type, provider=provider)
+    end = info.src_addr if info.flags & RaiFlag.PASSIVE else info.dst_addr
+    hosts = (str(end[0]),) if isinstance(end, tuple) else ()
+    cmid = CmId(None, info.port_space, qp_type=info.qp_type, provider=get_provider(provider, hosts))
     try:
         if info.flags & RaiFlag.PASSIVE:
             if info.src_addr is None:

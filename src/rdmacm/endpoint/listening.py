@@ -23,7 +23,7 @@ from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 
-__all__ = ["IncomingRequest", "ListenAddress", "ListenerCore"]
+__all__ = ["IncomingRequest", "ListenAddress", "ListenerCore", "listening_hosts"]
 
 #: What :func:`rdmacm.listen` accepts as an address.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
@@ -284,6 +284,11 @@ def _check_private_data(private_data: bytes) -> None:
 
 def _timeout_error(expired: Expired, step: str) -> RdmaError:
     return CmTimeoutError(errno.ETIMEDOUT, f"no connection request arrived within {expired.timeout} s", step)
+
+
+def listening_hosts(address: ListenAddress) -> list[str]:
+    """The name or numeric address of an argument of :func:`rdmacm.listen`; none for any address."""
+    return [address[0]] if isinstance(address, tuple) and address and address[0] and isinstance(address[0], str) else []
 
 
 def _create_bound_id(dispatcher: Dispatcher, address: ListenAddress) -> CmId:

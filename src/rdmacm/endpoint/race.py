@@ -25,7 +25,7 @@ from rdmacm.explanation import Step
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["Target", "connect_routine"]
+__all__ = ["Target", "connect_routine", "hosts_of"]
 
 #: What :func:`rdmacm.connect` accepts as an address.
 Target: TypeAlias = "SockAddr | AddrInfo | Sequence[AddrInfo]"
@@ -303,6 +303,17 @@ def _interleaved(infos: Sequence[AddrInfo]) -> list[AddrInfo]:
             if not queue:
                 del queues[family]
     return found
+
+
+def hosts_of(address: Target) -> list[str]:
+    """The names or numeric addresses in an argument of :func:`rdmacm.connect`; none of InfiniBand addresses."""
+    if isinstance(address, AddrInfo):
+        ends: list[object] = [address.dst_addr]
+    elif isinstance(address, list | tuple) and address and isinstance(address[0], AddrInfo):
+        ends = [info.dst_addr for info in address if isinstance(info, AddrInfo)]
+    else:
+        ends = [address]
+    return [end[0] for end in ends if isinstance(end, tuple) and end and isinstance(end[0], str)]
 
 
 # -- address lookup -------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from rdmacm.connparam import MAXIMUM
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
 from rdmacm.endpoint.core import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Routine, run
-from rdmacm.endpoint.listening import ListenerCore
+from rdmacm.endpoint.listening import ListenerCore, listening_hosts
 from rdmacm.endpoint.memory import Region, RemoteRegion
-from rdmacm.endpoint.race import connect_routine
+from rdmacm.endpoint.race import connect_routine, hosts_of
 from rdmacm.errors import CmDisconnectedError, RdmaError
-from rdmacm.provider import Provider
+from rdmacm.provider import Provider, get_provider
+from rdmacm.provider_choice import noting_the_choice
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import WROpcode
 from rdmacm.verbs.pd import PD
@@ -216,9 +217,11 @@ def connect(
     []
     """
     options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive, pd)
-    dispatcher = Dispatcher(provider)
+    hosts = hosts_of(address)
+    dispatcher = Dispatcher(get_provider(provider, hosts))
     try:
-        return Connection(run(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout))
+        with noting_the_choice(provider, hosts):
+            return Connection(run(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout))
     finally:
         dispatcher.release()
 
@@ -240,12 +243,11 @@ def listen(
     repeated by the peer. The other arguments are those of :func:`connect`, for each accepted connection.
     Raises the errors of :meth:`rdmacm.CmId.bind_addr` and :meth:`rdmacm.CmId.listen`.
     """
-    dispatcher = Dispatcher(provider)
+    options = ConnectionOptions(depth, max_message, keepalive=keepalive, pd=pd)
+    hosts = listening_hosts(address)
+    dispatcher = Dispatcher(get_provider(provider, hosts))
     try:
-        return Listener(
-            ListenerCore(
-                dispatcher, address, backlog, ConnectionOptions(depth, max_message, keepalive=keepalive, pd=pd)
-            )
-        )
+        with noting_the_choice(provider, hosts):
+            return Listener(ListenerCore(dispatcher, address, backlog, options))
     finally:
         dispatcher.release()

@@ -7,12 +7,13 @@ import importlib
 import os
 import threading
 
+from rdmacm.kernel.nldev import device_indices
 from rdmacm.kernel.provider import KernelProvider
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.ucma import check_available
 from rdmacm.net import namespace_key, open_network
 
-__all__ = ["KernelProvider", "is_usable", "open_provider"]
+__all__ = ["KernelProvider", "open_provider", "why_unusable"]
 
 #: Guards the two below.
 _lock = threading.Lock()
@@ -46,15 +47,26 @@ def open_provider() -> KernelProvider:
     return provider
 
 
-def is_usable() -> bool:
-    """Whether this process can connect and move data on a device of the calling thread's network namespace."""
+def why_unusable(dev: str = "/dev", sys: str = "/sys") -> str | None:
+    """Why this process cannot connect and move data on a device of the calling thread's network namespace.
+
+    None where it can; empty where there is no device. ``dev`` and ``sys`` are the directories of the device files and
+    of sysfs.
+    """
+    sysfs = Sysfs(sys)
+    if not sysfs.names() and not device_indices():
+        return ""
     try:
-        check_available()
+        check_available(dev, sys)
         verbs = importlib.import_module("rdmacm.kernel.verbs")
-        has_libibverbs = bool(verbs.device_names())
-    except (ImportError, OSError):
-        return False
-    return has_libibverbs and Sysfs().has_active_port()
+        known = verbs.device_names()
+    except ImportError as error:
+        return f"libibverbs cannot be used: {error}"
+    except OSError as error:
+        return str(error.strerror or error)
+    if not known:
+        return "libibverbs has no driver for the devices of the kernel"
+    return sysfs.why_unusable(known, dev)
 
 
 def _leave() -> None:

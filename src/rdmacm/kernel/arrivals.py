@@ -22,7 +22,7 @@ from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.identifier import KernelId
 from rdmacm.kernel.prediction import explain_failure
-from rdmacm.kernel.reasons import no_device, reason_of
+from rdmacm.kernel.reasons import inactive_port, inactive_port_of, no_device, reason_of
 from rdmacm.multicast import GroupJoin
 from rdmacm.proto.cm.codes import RejectReason, rejection_text, sidr_text
 from rdmacm.provider import QueuedEvent
@@ -114,6 +114,10 @@ def _failed(core: KernelId, event: QueuedEvent, call: str, step: str) -> QueuedE
     code = -event.status
     lookup, expected = core.expectation(core.peer_addr) if core.peer_addr is not None else (None, None)
     message = expected.message if expected is not None and expected.errno == code else _reason(core, code, call)
+    if lookup is not None and lookup.route is not None and code == errno.ETIMEDOUT:
+        inactive = inactive_port_of(core.host, lookup.host.interface_name(lookup.route.ifindex))
+        if inactive is not None:
+            message = f"{message}: {inactive.text}"
     core.step_done(step, message)
     explain: partial[Explanation] = partial(explain_failure, lookup, expected, code, call, message, core.steps)
     return event._replace(message=message, explain=explain)
@@ -227,7 +231,8 @@ def _unreachable(at: _Arrival) -> QueuedEvent:
         return event._replace(message=f"{core.peer_addr} has another hardware address")
     core.fail_qp()
     if raw.status <= 0:
-        return event
+        inactive = inactive_port(core.host, core.verbs.name, core.port_num) if core.verbs is not None else None
+        return event if inactive is None else event._replace(message=f"the peer did not answer: {inactive.text}")
     return event._replace(param=_param(core, raw, True), message=sidr_text(raw.status))
 
 

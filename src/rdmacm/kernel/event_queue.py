@@ -164,12 +164,19 @@ class KernelQueue:
                 self._events = deque(event for event in self._events if event.owner is not owner)
             return taken
 
-    def put_back(self, events: list[QueuedEvent]) -> None:
-        """Add events of another queue, whose id has moved here."""
+    def receive_moved(self, events: list[QueuedEvent]) -> None:
+        """An id has moved here: add these events of it, then those that the kernel has moved.
+
+        The kernel wakes nobody for these, neither a poll(2) that waits nor epoll(7). So they are fetched now, and
+        reported as the events of this process are.
+        """
         with self._runtime.lock:
             for event in events:
                 self._add(event)
+            while (moved := self._fetch()) is not None:
+                self._add(moved)
             self._ring()
+            self._runtime.waiters.wake()
 
     def drop_join(self, join: GroupJoin) -> None:
         """Remove the events of a join of a multicast group."""

@@ -142,7 +142,7 @@ class KernelHost:
 
     def visible(self) -> list[str]:
         """The names of the devices of this network namespace: sysfs also shows others."""
-        names = self.sysfs.names()
+        names = self.sysfs.names() or list(self._indices)  # a container may have no sysfs
         return [name for name in names if name in self._indices] if self._indices else names
 
     def device(self, name: str, index: int | None = None) -> Device | None:
@@ -204,20 +204,28 @@ class KernelHost:
         """Whether a device that an id is bound to has the transport iWARP."""
         known = self._iwarp.get(name)
         if known is None:
-            known = self._iwarp[name] = self.sysfs.is_iwarp(name)
+            device = None if self.sysfs.names() else self.device(name)
+            is_iwarp = self.sysfs.is_iwarp(name) if device is None else device.transport_type is TransportType.IWARP
+            known = self._iwarp[name] = is_iwarp
         return known
 
     def is_infiniband(self, name: str, port_num: int) -> bool:
         """Whether a port that an id is bound to has the link layer InfiniBand."""
         known = self._infiniband.get((name, port_num))
         if known is None:
-            known = self._infiniband[name, port_num] = self.sysfs.is_infiniband(name, port_num)
+            device = None if self.sysfs.names() else self.device(name)
+            if device is None:
+                known = self.sysfs.is_infiniband(name, port_num)
+            else:
+                layers = {port.port_num: port.link_layer for port in device.ports}
+                known = layers.get(port_num) is LinkLayer.INFINIBAND
+            self._infiniband[name, port_num] = known
         return known
 
     def open_device(self, name: str) -> DeviceBackend:
         """The device of a name, to be used; ENODEV where there is none. Without libibverbs it only connects."""
         with self.runtime.lock:
-            if name not in self.sysfs.names():
+            if name not in (self.sysfs.names() or device_indices()):
                 hint = "'rdmacm devices' lists them"
                 raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, hint)
             verbs, reason = _verbs(), None

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import struct
 import weakref
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, is_link_local
+from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece
 from rdmacm.constants import IbOption, IdOption, OptionLevel
@@ -27,7 +28,7 @@ from rdmacm.kernel.core import IdCore
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
-from rdmacm.kernel.reasons import no_group, not_local
+from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
 from rdmacm.multicast import GroupJoin
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
@@ -185,7 +186,7 @@ class KernelId(IdCore):
             error.strerror = (
                 f"the kernel does not resolve {destination.host}: no active port is one of RoCE or InfiniBand"
             )
-            error.hint = self._own_address(destination) or error.hint
+            error.hint = address_of_device(self.host, destination) or error.hint
         self.step_done("address", error.strerror)
         code, text = error.errno or 0, str(error.strerror)
         explanation = explain_failure(lookup, expected, code, "resolve_addr", text, self.steps)
@@ -211,7 +212,8 @@ class KernelId(IdCore):
         destination = self.peer_addr
         if isinstance(destination, InetAddr) and destination.is_loopback and error.errno == errno.ENODEV:
             error.strerror = f"the kernel makes no path to {destination.host}"
-            error.hint = self._own_address(destination) or error.hint
+            other = address_of_device(self.host, destination)
+            error.hint = "the provider soft" if other is None else f"{other}, or the provider soft at both ends"
         error.explanation = known.replace(
             candidates=tuple(replace(c, chosen=False) for c in known.candidates),
             error="resolve_route",
@@ -220,12 +222,6 @@ class KernelId(IdCore):
             message=str(error.strerror),
             hint=error.hint,
         )
-
-    def _own_address(self, loopback: InetAddr) -> str | None:
-        """A hint: an address of a device to use in place of a loopback address."""
-        known_ips = (address.ip for address in self.host.view().addresses if address.view.is_active)
-        ip = next((ip for ip in known_ips if len(ip) == len(loopback.ip) and not is_link_local(ip)), None)
-        return None if ip is None else f"{InetAddr(loopback.family, ip).host}, an address of an RDMA device"
 
     def explain(self) -> Explanation:
         with self.runtime.lock:
@@ -331,12 +327,15 @@ class KernelId(IdCore):
             old.ids.pop(self, None)
             queue.ids[self] = None
             self.queue = queue
-            if owner is not None:
-                queue.put_back(old.take(owner))
+            queue.receive_moved([] if owner is None else old.take(owner))
 
     # -- listening ------------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:
+        if isinstance(self.local_addr, InetAddr) and self.local_addr.is_loopback:
+            with self.runtime.lock:
+                warning = loopback_listener(self.host, self.local_addr)
+            logging.getLogger("rdmacm").warning("%s", warning)
         with self.runtime.lock:
             self.begin("listen")
             payload = abi.pair(self.number, max(0, min(backlog, 0x7FFFFFFF)))
@@ -396,9 +395,18 @@ class KernelId(IdCore):
         with self.runtime.lock:
             self.begin("connect")
             self._check_room(param.private_data, "connect")
+            self._check_port()
             payload = abi.connect(self.number, self._named(param), self.local_ece)
             self.tell(Command.CONNECT, payload, "connect", Trigger.CONNECT)
             self.enter(State.CONNECT)
+
+    def _check_port(self) -> None:
+        """Raise ENETDOWN for a port that sends nothing: the kernel would repeat the request for 10 s and more."""
+        if self.verbs is None or self.is_iwarp:
+            return
+        reason = inactive_port(self.host, self.verbs.name, self.port_num)
+        if reason is not None:
+            raise cm_error(errno.ENETDOWN, reason.text, "connect", str(self.peer_addr), reason.hint)
 
     def confirm(self, call: str) -> None:
         """Confirm the peer's reply."""

@@ -7,14 +7,24 @@ import os
 from socket import AF_INET
 from typing import TYPE_CHECKING, NamedTuple
 
-from rdmacm.address import Address, InetAddr
+from rdmacm.address import Address, InetAddr, is_link_local
 from rdmacm.verbs.enums import LinkLayer
 
 if TYPE_CHECKING:
     from rdmacm.kernel.host import KernelHost
     from rdmacm.verbs.device import Device
 
-__all__ = ["Reason", "no_device", "no_group", "not_local", "reason_of"]
+__all__ = [
+    "Reason",
+    "address_of_device",
+    "inactive_port",
+    "inactive_port_of",
+    "loopback_listener",
+    "no_device",
+    "no_group",
+    "not_local",
+    "reason_of",
+]
 
 
 class Reason(NamedTuple):
@@ -65,6 +75,14 @@ _REASONS: dict[tuple[str, int], Reason] = {
     ("listen", errno.EADDRINUSE): Reason(
         "address and port are taken (on iWARP, a TCP socket takes them as well)", f"{_PORTS_IN_USE}; 'ss -ltn'"
     ),
+    ("connect", errno.ECONNREFUSED): Reason(
+        "nobody listens on that port", "checking that a listener runs there, and on that port"
+    ),
+    ("connect", errno.ENETUNREACH): _NO_ROUTE,
+    ("connect", errno.EHOSTUNREACH): _NO_ROUTE,
+    ("connect", errno.ETIMEDOUT): Reason(
+        "the peer did not answer", "checking that the peer is up, and the routes and firewalls on the way"
+    ),
     ("connect", errno.EINVAL): Reason(
         "the private data do not fit, or a parameter is out of range (on iWARP the number of a queue pair)"
     ),
@@ -104,6 +122,41 @@ def not_local(host: KernelHost, address: InetAddr) -> Reason:
     return Reason(
         f"{address.host} is not an address of this host",
         "one of the addresses that 'ip addr' and 'rdmacm devices' show, or the wildcard address",
+    )
+
+
+def address_of_device(host: KernelHost, address: InetAddr) -> str | None:
+    """An address of the same family that an active device here has, as text; None if none has. The lock is held."""
+    known = (each.ip for each in host.view().addresses if each.view.is_active)
+    ip = next((ip for ip in known if len(ip) == len(address.ip) and not is_link_local(ip)), None)
+    return None if ip is None else f"{InetAddr(address.family, ip).host}, an address of an RDMA device"
+
+
+def inactive_port(host: KernelHost, name: str, port_num: int, interface: str = "") -> Reason | None:
+    """Why a port neither sends nor receives; None where it does. The runtime's lock is held."""
+    state = host.sysfs.inactive_state(name, port_num)
+    if not state:
+        return None
+    link = f"'ip link set {interface or 'IF'} up', the cable, the peer's interface; 'rdma link' shows the state"
+    return Reason(f"port {port_num} of {name} is {state}", link)
+
+
+def inactive_port_of(host: KernelHost, interface: str) -> Reason | None:
+    """As :func:`inactive_port`, for the device of an interface."""
+    for device in host.devices():
+        for port in device.ports:
+            if any(row.ndev_name == interface for row in port.gids):
+                return inactive_port(host, device.name, port.port_num, interface)
+    return None
+
+
+def loopback_listener(host: KernelHost, address: InetAddr) -> str:
+    """A warning: what a listener on a loopback address does in the kernel. The runtime's lock is held."""
+    other = address_of_device(host, address)
+    hint = "the provider soft" if other is None else f"{other}, or the provider soft at both ends"
+    return (
+        f"listen {address}: the kernel's devices have no loopback interface: requests to each of their addresses reach "
+        f"this listener, also from the network, and on RoCE and iWARP none to {address.host}; try: {hint}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rdmacm.address import Gid
@@ -33,6 +33,8 @@ _MAX_MESSAGE = 1 << 31
 _LANE_SPEEDS = ((3, 1), (6, 2), (12, 8), (15, 16), (27, 32), (54, 64), (107, 128), (200, 256))
 #: Lanes to the codes of ``active_width``.
 _WIDTHS = {"1X": 1, "2X": 16, "4X": 2, "8X": 4, "12X": 8}
+#: Devices whose reasons are told.
+_MOST_REASONS = 3
 #: The drivers of devices that are on no bus, by their description.
 _SOFTWARE_DRIVERS = {"rxe": "rdma_rxe", "Software iWARP stack": "siw"}
 
@@ -50,21 +52,47 @@ class Sysfs:
         except OSError:
             return []
 
-    def has_active_port(self) -> bool:
-        """Whether a port can send and receive, and has its network interface in the calling thread's namespace.
+    def why_unusable(self, names: Sequence[str], dev: str = "/dev") -> str | None:
+        """Why none of these devices can move data for this process; None where one can.
 
-        Sysfs shows the devices of all network namespaces where they share them.
+        It can where a port sends and receives, has its network interface in the calling thread's namespace (sysfs shows
+        the devices of all namespaces where they share them), and the device's file below ``dev`` may be opened.
         """
-        indices = device_indices()
-        for name in self.names():
-            try:
-                ports = port_states(indices[name])
-            except (KeyError, OSError):
-                continue
-            for port in ports:
-                if port.state == PortState.ACTIVE and (port.ifindex or self.is_infiniband(name, port.port_num)):
-                    return True
-        return False
+        indices, reasons = device_indices(), []
+        for name in names:
+            reason = self._why_inactive(name, indices.get(name)) or self._why_closed(name, dev)
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return "; ".join(reasons[:_MOST_REASONS])
+
+    def _why_inactive(self, name: str, index: int | None) -> str | None:
+        """Why a device has no port that can be used here; None where it has one."""
+        try:
+            ports = port_states(index) if index is not None else []
+        except OSError:
+            ports = []
+        if not ports:
+            return f"{name} is not in this network namespace"
+        active = [port for port in ports if port.state == PortState.ACTIVE]
+        if any(port.ifindex or self.is_infiniband(name, port.port_num) for port in active):
+            return None
+        if active:
+            return f"the network interface of {name} is in another network namespace"
+        return f"port {ports[0].port_num} of {name} is {PortState(ports[0].state).name}"
+
+    def _why_closed(self, name: str, dev: str) -> str | None:
+        """Why the device's file may not be opened; None where it may, or where sysfs does not name it."""
+        folder = self._root.parent / "infiniband_verbs"
+        try:
+            nodes = sorted(os.listdir(folder))
+        except OSError:
+            return None
+        for node in nodes:
+            path = os.path.join(dev, "infiniband", node)
+            if self._text("..", "infiniband_verbs", node, "ibdev") == name and not os.access(path, os.R_OK | os.W_OK):
+                return f"{path}, the file of {name}, may not be opened, or is not there"
+        return None
 
     def node_guid(self, name: str) -> int:
         """The GUID of a device, 64 bits; 0 if unknown."""
@@ -76,6 +104,11 @@ class Sysfs:
     def is_infiniband(self, name: str, port_num: int) -> bool:
         """Whether the link layer of a port is InfiniBand."""
         return self._text(name, "ports", str(port_num), "link_layer") == "InfiniBand"
+
+    def inactive_state(self, name: str, port_num: int) -> str:
+        """The state of a port that is not ACTIVE, such as DOWN; empty for one that is, or whose state is unknown."""
+        number, _, state = self._text(name, "ports", str(port_num), "state").partition(": ")
+        return "" if number == str(int(PortState.ACTIVE)) else state
 
     def is_iwarp(self, name: str) -> bool:
         """Whether a device has the transport iWARP."""

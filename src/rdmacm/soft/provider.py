@@ -171,6 +171,8 @@ class SoftProvider:
                     user.close()
             self.host.helper.stop()
         self.host.helper.join()
+        with self.runtime.lock:
+            self.host.mux.close()  # as what is left uses the wire: another process answers for this one
 
     def retire(self) -> bool:
         """Close every descriptor if no channel or completion queue is open; True if that was so."""

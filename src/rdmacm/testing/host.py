@@ -150,6 +150,7 @@ class FabricWire(Wire):
         self.capacity = _MAX_INBOX
         self.open_error = 0
         self.tap: Tap | None = None
+        self.leaves_peers = False
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
 

@@ -15,6 +15,7 @@ __all__ = [
     "add_roles",
     "add_wait_limit",
     "integer_between",
+    "named_hosts",
     "seconds_between",
 ]
 
@@ -76,8 +77,15 @@ def add_provider(parser: Parser) -> None:
     parser.add_argument(
         "--provider",
         metavar="NAME",
-        help="The provider to use: kernel, soft or auto, which is kernel where an RDMA device is usable.",
+        help="The provider to use: kernel, soft or auto, which is kernel where an RDMA device is usable, and soft "
+        "elsewhere and for loopback addresses.",
     )
+
+
+def named_hosts(args: argparse.Namespace) -> list[str]:
+    """The hosts that the options of a command name, to connect to or to listen on."""
+    values = (getattr(args, name, None) for name in ("address", "server", "client", "bind"))
+    return [value for value in values if isinstance(value, str)]
 
 
 def add_resolution_timeout(parser: Parser) -> None:

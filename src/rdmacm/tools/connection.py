@@ -19,7 +19,6 @@ from rdmacm.constants import CmEventType, PortSpace, RaiFlag
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
-from rdmacm.provider import get_provider
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap
@@ -231,10 +230,9 @@ def find_server(
     """
     where = None if source is None else (source, 0)
     hints = AddrInfo(flags=RaiFlag(0), qp_type=qp_type, port_space=PORT_SPACES[qp_type], src_addr=where)
-    backend = get_provider(provider)
     with notice(f"the resolution of {host}"):
         for _ in range(1 + retries):
-            cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=backend)
+            cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=provider)
             if explanation.errno != errno.ETIMEDOUT:
                 break
     if cmid is None:

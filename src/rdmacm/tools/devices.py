@@ -10,6 +10,7 @@ from socket import AF_INET, inet_ntop
 
 from rdmacm.errors import RdmaError
 from rdmacm.explain import devices
+from rdmacm.provider_choice import choose
 from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.core import core_line, core_name
 from rdmacm.tools.output import (
@@ -44,11 +45,12 @@ PAGE = Page(
         The kernel's RDMA devices come first, with driver and firmware, if the host has some and its connection
         manager can be used. A provider that is named lists its own devices only.
 
-        The last line says whether the software devices run with the compiled core.
+        The last lines say whether the software devices run with the compiled core, and why the kernel's devices are
+        listed but not used, if so.
 
         With --json, writes a list of objects: name, index, provider, node_type, transport_type, node_guid, driver,
-        fw_ver (null without a driver, or without firmware), core (c or python; null for a device of the kernel) and
-        ports.
+        fw_ver (null without a driver, or without firmware), core (c or python; null for a device of the kernel), ports,
+        and unused (why the provider auto uses no device of the kernel, or null).
         A port has port_num, state, link_layer, max_mtu and active_mtu (in bytes; null when no packet fits), gids
         and pkeys (numbers). A GID has gid, gid_index, port_num, gid_type, ndev_name, ndev_ifindex and ipv4 (or
         null). Types and states are names of the verbs enumerations, such as ACTIVE and ROCE_V2.
@@ -73,13 +75,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the devices."""
-    found = _found(args.provider)
+    found, reason = _found(args.provider), choose(args.provider).reason
     if args.json:
-        write_json([device_json(device) for device in found])
+        write_json([device_json(device) | {"unused": _unused(device, reason)} for device in found])
     elif not found:
         write("no devices\n")
     else:
-        write(_text(found))
+        write(_text(found, reason))
     return 0
 
 
@@ -96,7 +98,12 @@ def _found(provider: str | None) -> list[Device]:
     return [*of_kernel, *devices("soft")]
 
 
-def _text(found: Sequence[Device]) -> str:
+def _unused(device: Device, reason: str) -> str | None:
+    """Why ``auto`` leaves a device of the kernel unused."""
+    return reason or None if device.provider == "kernel" else None
+
+
+def _text(found: Sequence[Device], reason: str) -> str:
     ports = [(f"{device.name}/{port.port_num}", device, port) for device in found for port in device.ports]
     has_driver = any(device.driver for device in found)
     summary = table(
@@ -120,8 +127,9 @@ def _text(found: Sequence[Device]) -> str:
         for name, device, port in ports
         for interface, entries in _by_interface(port).items()
     ]
+    unused = [f"provider auto is soft, because {reason}\n"] if reason else []
     cores = sorted({core_line(device.provider, "devices") for device in found} - {""})
-    return "\n".join([summary, *(gids or [f"{dim('no GIDs')}\n"]), *cores])
+    return "\n".join([summary, *(gids or [f"{dim('no GIDs')}\n"]), *cores, *unused])
 
 
 def _heading(name: str, port: Port, interface: str) -> str:

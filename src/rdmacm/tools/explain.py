@@ -41,8 +41,8 @@ PAGE = Page(
         A resolution that fails is explained up to the failed step, with the errno or EAI code that librdmacm would
         return.
 
-        With --json, writes one object: node, service, provider, names, candidates, chosen, route, neighbour, path,
-        steps, notes, ok, error, errno, errno_name, message and hint.
+        With --json, writes one object: node, service, provider, provider_reason, names, candidates, chosen, route,
+        neighbour, path, steps, notes, ok, error, errno, errno_name, message and hint.
     """,
     examples=(
         ("rdmacm explain localhost 7471", "Explain the resolution of this host."),

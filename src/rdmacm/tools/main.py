@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import NoReturn, cast
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.interrupt import STATUS, exit_when_interrupted, raise_when_interrupted
+from rdmacm.provider_choice import choose, noting_the_choice
+from rdmacm.tools.arguments import named_hosts
 from rdmacm.tools.output import (
     ACM_VARIABLE,
     COLOR_VARIABLE,
@@ -125,6 +128,14 @@ def _run(argv: Sequence[str]) -> int:
         args = parser_of(tool).parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
     except SystemExit:  # --help was written
         return 0
+    given, hosts = getattr(args, "provider", None), named_hosts(args)
+    if hosts:
+        args.provider = choose(given, hosts).name
+    with noting_the_choice(given, hosts):
+        return _run_tool(tool, args)
+
+
+def _run_tool(tool: Tool, args: argparse.Namespace) -> int:
     if getattr(args, "pcap", None) is None:
         return tool.run(args)
     from rdmacm.captures import capture
@@ -170,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output. Any other exception is a bug and propagates.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    notes: list[str] = []
     try:
         try:
             return _run(arguments)
@@ -182,7 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             message, status, report = str(reported.error), 1, None
         except RdmaError as error:
             message, status, report = str(error), 1, error_json(error)
-        write_error(message)
+            notes = getattr(error, "__notes__", [])
+        for line in (message, *notes):
+            write_error(line)
         if report is not None and "--json" in arguments:
             with suppress(RdmaError):  # standard output cannot be written, which is the error
                 write_json({"error": report})

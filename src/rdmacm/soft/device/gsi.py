@@ -161,6 +161,7 @@ class RoceGsi:
     def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, int]:
         if len(self._routes) >= _MAX_PEERS:
             self._routes.clear()
+        self._mux.wire.leaves_peers = True
         route = self._mux.route(path, traffic_class)
         icrc = icrc_between(path.local, path.remote, route.source_port)
         found = self._routes[path, traffic_class] = route, icrc.start(_PACKET_LENGTH)

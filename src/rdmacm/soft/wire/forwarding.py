@@ -9,6 +9,7 @@ that the other is a process of the same user.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -22,8 +23,9 @@ from typing import NamedTuple
 
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.wire.base import Received, Undelivered
+from rdmacm.soft.wire.parking import receive_rights, rights
 
-__all__ = ["Credentials", "Delivery", "ForwardReceiver", "ForwardSender", "bind_name", "credentials"]
+__all__ = ["Credentials", "Delivery", "ForwardReceiver", "ForwardSender", "bind_name", "credentials", "give_slot"]
 
 _BACKLOG = 256
 #: Connections that either end keeps. A host may have more processes: then those that were used last are kept.
@@ -36,7 +38,10 @@ _LONGEST = 1 << 16
 # Of a packet: address length, kind, port, scope id, segment; remote and local address. Of a report: address length,
 # kind, 0, 0, errno; destination and reporter.
 _HEADER = struct.Struct("=BBHII16s16s")
-_PACKET, _REPORT = 0, 1
+# Of a slot that is given away: zeros, with the kind; its descriptors come along.
+_PACKET, _REPORT, _SLOT = 0, 1, 2
+#: Descriptors of a slot: its name, and a socket for each address family.
+_MOST_DESCRIPTORS = 3
 _UCRED = struct.Struct("=iii")
 
 
@@ -57,7 +62,8 @@ class ForwardReceiver:
     """Receives what other processes forward to a name.
 
     ``sock`` is bound to the name. ``watch(fd, reader)`` and ``unwatch(fd)`` are called with descriptors to poll, and
-    the function that reads one when it is readable. ``on_undelivered`` is called with each report.
+    the function that reads one when it is readable. ``on_undelivered`` is called with each report, ``on_slot`` with the
+    descriptors of each slot that is given to this process.
     """
 
     def __init__(
@@ -66,10 +72,12 @@ class ForwardReceiver:
         watch: Callable[[int, Callable[[list[Received]], None]], None],
         unwatch: Callable[[int], None],
         on_undelivered: Callable[[Undelivered], None],
+        on_slot: Callable[[list[int]], None],
     ) -> None:
         self._watch = watch
         self._unwatch = unwatch
         self._on_undelivered = on_undelivered
+        self._on_slot = on_slot
         #: Connections of senders, by descriptor, least recently used first.
         self._senders: OrderedDict[int, socket.socket] = OrderedDict()
         self._sock = sock
@@ -98,15 +106,17 @@ class ForwardReceiver:
 
     def _receive(self, sender: socket.socket, found: list[Received]) -> None:
         try:
-            message = sender.recv(_HEADER.size + _LONGEST)
+            message, fds = receive_rights(sender, _HEADER.size + _LONGEST, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return
         except OSError:
-            message = b""
+            message, fds = b"", []
         fd = sender.fileno()
         if message:
             self._senders.move_to_end(fd)
-            if len(message) > _HEADER.size:
+            if fds:
+                self._on_slot(fds)
+            elif len(message) > _HEADER.size:
                 if message[1] == _REPORT:
                     self._on_undelivered(_unpack_report(message))
                 else:
@@ -174,6 +184,18 @@ class Delivery(Enum):
     #: Lost: the receiver does not keep up, or there is no descriptor for another connection.
     FULL = 2
     NO_RECEIVER = 3
+
+
+def give_slot(name: str, fds: Sequence[int]) -> bool:
+    """Give the descriptors of a slot to the process that receives at a name; False if there is none, or no room."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, contextlib.suppress(OSError):
+        sock.setblocking(False)
+        sock.connect("\0" + name)
+        if credentials(sock).uid != os.geteuid():
+            return False
+        header = _HEADER.pack(0, _SLOT, 0, 0, 0, b"", b"")
+        return sock.sendmsg([header], rights(fds), socket.MSG_NOSIGNAL) > 0
+    return False
 
 
 class ForwardSender:

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials
+from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials, give_slot
 from rdmacm.soft.wire.group_names import GroupNames, users_of_names
 from rdmacm.soft.wire.parking import Parking, receive_rights, rights
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
@@ -54,8 +54,11 @@ _FEW_SECONDS, _ALL_SECONDS = 1.25, 2.0
 #: The processes at so many positions admit others; one of them is enough.
 _ADMITTERS = 8
 
+#: The processes at so many positions are asked to answer for the slots of one that leaves.
+_HEIRS = 64
+
 #: The processes of a group have the same version of this module.
-_VERSION = 4
+_VERSION = 5
 #: What goes with the descriptors of a group: version, secret of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
 #: How many processes may wait for admission at a time; the system allows net.core.somaxconn.
@@ -383,6 +386,26 @@ class PortGroup:
             with newcomer, contextlib.suppress(OSError):
                 if credentials(newcomer).uid == os.geteuid():
                     self._handles.send_to(newcomer)
+
+    def give_slots(self) -> None:
+        """Give the slots of this process, which is about to leave, to one other process of the group, if there is one.
+
+        It answers the peers that repeat their last message (:mod:`rdmacm.soft.wire.heirs`).
+        """
+        own = {owned.slot for owned in self.slots}
+        for position in range(1, min(self._handles.parking.last_position(), _HEIRS) + 1):
+            slot = slot_at(position, self._handles.shift)
+            if slot not in own and self._give_to(self.slot_name(slot)):
+                return
+
+    def _give_to(self, heir: str) -> bool:
+        for count, owned in enumerate(self.slots):
+            fds = [sock.fileno() for sock in (owned.name, *owned.data) if sock is not None]
+            if not give_slot(heir, fds):
+                return count > 0
+            with contextlib.suppress(OSError):
+                owned.name.shutdown(socket.SHUT_RDWR)  # from now on nobody receives there
+        return True
 
     def close(self) -> None:
         """Leave the group. In a child of fork(2) this closes the child's copies, and the parent stays a member."""

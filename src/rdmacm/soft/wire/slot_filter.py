@@ -28,6 +28,7 @@ __all__ = [
     "QPN_BITS",
     "SERVICE_ID",
     "attach",
+    "is_disconnect_request",
     "is_request",
     "position_of",
     "qpn_of",
@@ -53,7 +54,7 @@ _REMOTE_ID = _LOCAL_ID + 4
 SERVICE_ID = _LOCAL_ID + 8
 
 _COM_MGT = int(MgmtClass.COM_MGT)
-_REQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x17, 0x18
+_REQ, _DREQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x15, 0x17, 0x18
 _LAST_ATTRIBUTE = 0x1A
 _REQUESTS = (_REQ, _SIDR_REQ)
 
@@ -85,6 +86,17 @@ def is_request(packet: Buffer) -> bool:
         len(packet) >= SERVICE_ID + 8
         and packet[_CLASS] == _COM_MGT
         and packet[_ATTRIBUTE + 1] in _REQUESTS
+        and not packet[_ATTRIBUTE]
+        and qpn_of(packet) == GSI_QPN
+    )
+
+
+def is_disconnect_request(packet: Buffer) -> bool:
+    """Whether a packet is a DREQ."""
+    return (
+        len(packet) > SERVICE_ID
+        and packet[_CLASS] == _COM_MGT
+        and packet[_ATTRIBUTE + 1] == _DREQ
         and not packet[_ATTRIBUTE]
         and qpn_of(packet) == GSI_QPN
     )

@@ -324,7 +324,10 @@ def bind_error(code: int, port: int) -> RdmaError:
             pid = _owner(inode) if inode else 0
             if not pid and user == 0:  # the kernel's sockets are root's, and in no process
                 text = "the port is in use by the kernel itself (rdma_rxe), or by a process of root that is not shown"
-                hint = "the provider kernel, or 'rdma link delete' for the devices of type rxe; 'rdma link' shows them"
+                hint = (
+                    "'modprobe -r rdma_rxe' (the kernel keeps the port when the last link is deleted); a network "
+                    "namespace without rdma_rxe; or the provider kernel, with an address that 'rdmacm devices' shows"
+                )
                 return cm_error(code, text, "open_device", where, hint)
             who = f"{process_text(pid)} of user {user}" if pid else f"a process of user {user}"
             return cm_error(code, f"the port is in use by {who}", "open_device", where, hint="end that process")

@@ -39,6 +39,7 @@ from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.groups import GroupSockets, GroupSource
+from rdmacm.soft.wire.heirs import Inheritance
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.pollers import Pollers
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
@@ -105,6 +106,8 @@ class UdpWire(Pollers):
         #: Those of ``slots`` all of whose packets are for queue pairs of this process.
         self._own: frozenset[int] = frozenset()
         #: See :class:`rdmacm.soft.wire.base.Wire`.
+        self.leaves_peers = False
+        #: See :class:`rdmacm.soft.wire.base.Wire`.
         self.on_undelivered: Callable[[Undelivered], None] | None = None
         #: See :class:`rdmacm.soft.wire.base.Wire`.
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
@@ -134,6 +137,8 @@ class UdpWire(Pollers):
         self._group: PortGroup | None = None
         self._receivers: list[ForwardReceiver] = []
         self._sender = ForwardSender()
+        #: The slots of processes that have ended, for which this one answers.
+        self._inheritance = Inheritance(self._watch, self._unwatch, self.counters)
         #: The service ids that this process listens on.
         self._listeners = Listeners()
         #: The multicast groups of this process.
@@ -235,6 +240,11 @@ class UdpWire(Pollers):
                 sockets.report_ip_fields(sock)
 
     def close(self) -> None:
+        if self._group is not None and self.leaves_peers:
+            self._group.give_slots()
+        self._close()
+
+    def _close(self) -> None:
         if self._poller is None:
             return
         self._close_pollers()
@@ -247,6 +257,7 @@ class UdpWire(Pollers):
         self._watched_sockets.clear()
         self._listeners.close()
         self._groups.close()
+        self._inheritance.close()
         for receiver in self._receivers:
             receiver.close()
         self._receivers.clear()
@@ -262,7 +273,7 @@ class UdpWire(Pollers):
 
     def abandon(self) -> None:
         """See :meth:`Wire.abandon`. A new wire may be opened in the child."""
-        self.close()
+        self._close()
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -352,7 +363,7 @@ class UdpWire(Pollers):
                 found.append((data, 0, remote, source.key))
 
     def _forward_receiver(self, sock: socket.socket) -> ForwardReceiver:
-        return ForwardReceiver(sock, self._watch, self._unwatch, self._forwarded_report)
+        return ForwardReceiver(sock, self._watch, self._unwatch, self._forwarded_report, self._inheritance.add)
 
     # -- receiving ------------------------------------------------------------------------------------
 
