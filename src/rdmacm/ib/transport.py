@@ -51,6 +51,10 @@ class IbPort:
         found = [index for index, own in enumerate(self.pkeys) if (own ^ pkey) & 0x7FFF == 0]
         return max(found, key=lambda index: self.pkeys[index] & 0x8000, default=None)
 
+    def is_own_lid(self, lid: int) -> bool:
+        """Whether a LID is one of the port's."""
+        return lid != 0 and lid >> self.lmc == self.lid >> self.lmc
+
     @property
     def sa_address(self) -> MadAddress:
         """The address of the subnet administrator (SA). Limited members of the default partition may query it too."""

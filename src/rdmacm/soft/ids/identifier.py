@@ -33,7 +33,7 @@ from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.changes import ipoib_change, roce_change
 from rdmacm.soft.ids.connector import Connector
-from rdmacm.soft.ids.core import IdCore, family_of, host_of, steps_of, wildcard_of
+from rdmacm.soft.ids.core import IdCore, family_of, host_of, no_alternate_paths, steps_of, wildcard_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
@@ -205,6 +205,8 @@ class SoftId(IdCore):
             self.require(Trigger.RESOLVE_ROUTE)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
+            if alternate and not self.has_alternate_paths:
+                raise no_alternate_paths(self, "resolve_route")
             self.link.resolve_route(timeout_ms, alternate)
 
     def resolve_service(self, service: str) -> None:
