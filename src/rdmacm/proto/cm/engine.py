@@ -539,7 +539,8 @@ class Agent:
 
     def _handle_apr(self, apr: APR, tid: int, path: Hashable, now: float) -> DropReason | None:
         connection = self._connections.of_message(apr)
-        if connection is not None and tid != connection.lap_transaction_id:  # of an earlier LAP, which was given up
+        # It may answer an earlier LAP, which was given up. A system may change the upper half of a transaction id.
+        if connection is not None and (tid ^ connection.lap_transaction_id) & 0xFFFFFFFF:
             return DropReason.UNEXPECTED
         return self._deliver(connection, path, CmTrigger.APR, now, apr)
 

@@ -19,6 +19,7 @@ from rdmacm.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import states
 from rdmacm.proto.cm.codes import (
+    ApStatus,
     FailoverAccepted,
     RejectReason,
     SidrStatus,
@@ -36,6 +37,8 @@ from rdmacm.proto.cm.events import (
     Event,
     Failed,
     NetworkError,
+    PathAnswered,
+    PathOffered,
     Rejected,
     SidrReply,
     SidrRequest,
@@ -50,6 +53,7 @@ from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import QueuedEvent
 from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.ids.alternate_path import AlternatePath
 from rdmacm.soft.ids.connector import ConnectorUser
 from rdmacm.soft.ids.core import IdCore
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
@@ -121,7 +125,7 @@ class IbCmUser(ConnectorUser, Protocol):
 class IbCmConnector:
     """See :class:`rdmacm.soft.ids.connector.Connector`; ``core`` and ``user`` are two sides of the same id."""
 
-    __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
+    __slots__ = ("_accepted", "_alternate", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
 
     def __init__(self, core: IdCore, user: IbCmUser) -> None:
         #: The id, as its link and its connector share it.
@@ -134,6 +138,8 @@ class IbCmConnector:
         self._to_post: int | None = None
         #: The agent's record of the connection; None before the request, and after :meth:`close`.
         self._connection: CmConnection | None = None
+        #: The alternate path, once the application has asked for it.
+        self._alternate: AlternatePath | None = None
         #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
         self._accepted: ConnParam | None = None
         #: See :class:`rdmacm.soft.ids.connector.Connector`.
@@ -418,6 +424,16 @@ class IbCmConnector:
         self._cm.agent.establish(connection.comm_id, self._now())
         self._cm.dispatch()
 
+    def notify_migrated(self) -> None:
+        core = self._id
+        self._cm.agent.migrate(self._open().comm_id, self._now())
+        core.paths = core.paths[1::-1]
+
+    def alternate_path(self) -> AlternatePath:
+        if self._alternate is None:
+            self._alternate = AlternatePath(self._id, self._user.link, self._open())
+        return self._alternate
+
     def data_arrived(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(CmStateError):
@@ -439,6 +455,9 @@ class IbCmConnector:
             self._unlisten()
         if self._connection is not None:
             connection, self._connection = self._connection, None
+            if self._alternate is not None:
+                self._alternate.end(errno.ECANCELED, "the id was destroyed")
+                self._alternate = None
             self._cm.leave(connection)
 
     # -- messages and timers --------------------------------------------------------------------------
@@ -468,6 +487,18 @@ class IbCmConnector:
                 user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
             case SidrReply():
                 self._datagram_replied(event.reply)
+            case PathOffered():
+                self._offered(event)
+            case PathAnswered() if self._alternate is not None:
+                self._alternate.was_answered(event)
+        if self._alternate is not None and not self.is_established:
+            self._alternate.end(errno.ECONNRESET, "the connection has ended")
+
+    def _offered(self, event: PathOffered) -> None:
+        if self._alternate is not None:
+            self._alternate.was_offered(event)
+        else:
+            self._cm.agent.answer_path(event.comm_id, ApStatus.UNSUPPORTED, self._now())
 
     def _undelivered_text(self, error: NetworkError) -> str:
         path = self._user.link.cm_path(self._id.paths[0])

@@ -352,7 +352,9 @@ class IbLink:
             subnet.learn_qkey(found.broadcast_gid)
         core.attach(view, found.row, pkey)
         record = path_of_request(request, found.row.gid, core.dgid, found.mtu)
-        core.paths = (record.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
+        port, slid = view.ib_port, request.primary.remote_lid if isinstance(request, REQ) else 0
+        slid = slid if port.is_own_lid(slid) else port.lid
+        core.paths = (record.replace(slid=slid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         if isinstance(request, REQ) and request.alternate is not NO_PATH and not _fault_of(request.alternate, view):
             core.paths += (alternate_of_request(request, request.alternate),)
         return None
@@ -442,6 +444,16 @@ class IbLink:
             subnet_local=path.hop_limit <= 1,
             local_ack_timeout=local_ack_timeout,
         )
+
+    def path_fault(self, alternate: Path) -> ApStatus | None:
+        return _fault_of(alternate, self._view)
+
+    def why_no_alternate(self, path: PathRecord) -> str:
+        view = self._view_now("load_alternate_path")
+        if path.sgid not in [row.gid for row in view.rows] or not view.ib_port.is_own_lid(path.slid):
+            name = view.device.name
+            return f"{path.sgid}, LID {path.slid}, is not at {name} port {view.port_num}, where the connection is"
+        return ""
 
     def address_vector(self, path: PathRecord) -> AHAttr:
         core, lmc = self._id, self._view.ib_port.lmc

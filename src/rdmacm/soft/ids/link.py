@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from rdmacm.address import Address
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
-from rdmacm.proto.cm.codes import FailoverAccepted, RejectReason
+from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import Path
 from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr
@@ -156,6 +156,12 @@ class Link(Protocol):
 
     def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
         """A path as a REQ carries it; ``local_ack_timeout`` is an exponent of 4.096 µs."""
+
+    def path_fault(self, alternate: Path) -> ApStatus | None:
+        """Why an alternate path of the peer's does not lead to the id's port; None if it does."""
+
+    def why_no_alternate(self, path: PathRecord) -> str:
+        """Why a path does not begin at the id's port, in words; empty if it does."""
 
     def address_vector(self, path: PathRecord) -> AHAttr:
         """The address vector of a queue pair that sends to the peer, by one of the id's paths."""

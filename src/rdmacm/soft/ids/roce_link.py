@@ -14,7 +14,7 @@ from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.failure import Failure
-from rdmacm.proto.cm.codes import FailoverAccepted, RejectReason
+from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.roce.headers import MULTICAST_QPN
@@ -251,6 +251,12 @@ class RoceLink:
             subnet_local=path.hop_limit <= 1,
             local_ack_timeout=local_ack_timeout,
         )
+
+    def path_fault(self, _: Path) -> ApStatus:
+        return ApStatus.UNSUPPORTED
+
+    def why_no_alternate(self, _: PathRecord) -> str:
+        return "RoCE has no alternate paths"
 
     def address_vector(self, path: PathRecord) -> AHAttr:
         core = self._id
