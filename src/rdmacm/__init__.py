@@ -43,8 +43,7 @@ Constants
     CmEventType              types of events
     OptionLevel, IdOption, IbOption         arguments of CmId.set_option()
     McJoinFlag               how CmId.join_multicast_ex() joins a group
-    PathFlag                 flags of PathData
-    ApStatus                 how CmId.answer_alternate_path() answers
+    PathFlag, ApStatus       flags of PathData; answers to an alternate path that a peer offers
 
 Errors: each is an RdmaError, and also the built-in OSError subclass that fits
     RdmaError                the base: errno, address, reason, hint, and often an Explanation
