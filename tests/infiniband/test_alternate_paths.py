@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from infiniband.hosts import ALL_BITS, SID, IbHost, event, param
-from infiniband.sites import Embedded, Virtual
+from infiniband.fabric import SimulatedFabric
+from infiniband.hosts import IbHost, event, param
+from infiniband.sites import Embedded, OpenSM, Virtual
 from rdmacm import (
     ApStatus,
     CmEventType,
@@ -22,7 +23,6 @@ from rdmacm import (
     OptionLevel,
     PathFlag,
     RdmaError,
-    SockAddrIB,
 )
 from rdmacm.proto.cm.codes import FailoverAccepted
 from rdmacm.proto.cm.messages import LAP, REP, REQ, Message, Path, unpack_mad
@@ -63,13 +63,12 @@ class Subnet:
 class Connection:
     """An established connection: the ids of both ends, and the channel of each."""
 
-    def __init__(self, subnet: Subnet, alternate: bool) -> None:
-        self.subnet = subnet
-        self._listening = subnet.b.listening()
+    def __init__(self, a: IbHost, b: IbHost, alternate: bool) -> None:
+        self._listening = b.listening()
         self.listener = self._listening.__enter__()
-        self.channel = EventChannel(subnet.a.provider)
-        self.client = subnet.a.id(self.channel)
-        self.client.resolve_addr(SockAddrIB(subnet.b.gid, SID, ALL_BITS))
+        self.channel = EventChannel(a.provider)
+        self.client = a.id(self.channel)
+        self.client.resolve_addr(b.at())
         self.expect(self.channel, CmEventType.ADDR_RESOLVED)
         self.client.resolve_route(alternate=alternate)
         self.expect(self.channel, CmEventType.ROUTE_RESOLVED)
@@ -116,7 +115,7 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[Subnet]:
 
 @contextmanager
 def connected(subnet: Subnet, alternate: bool = True) -> Iterator[Connection]:
-    connection = Connection(subnet, alternate)
+    connection = Connection(subnet.a, subnet.b, alternate)
     try:
         yield connection
     finally:
@@ -179,7 +178,7 @@ def test_path_to_another_port_is_refused_and_the_connection_stays(subnet: Subnet
         fields["dgid"] = Gid(fields["dgid"])
     subnet.subnet.sa.set_paths(subnet.a.gid, subnet.b.gid, subnet.first, subnet.second.replace(**fields))
     with subnet.b.listening() as listener, EventChannel(subnet.a.provider) as channel, subnet.a.id(channel) as cmid:
-        cmid.resolve_addr(SockAddrIB(subnet.b.gid, SID, ALL_BITS))
+        cmid.resolve_addr(subnet.b.at())
         event(channel).ack()
         given = PathData(subnet.first, PATH_FLAGS).pack() + PathData(subnet.second.replace(**fields), ALTERNATE).pack()
         cmid.set_option(OptionLevel.IB, IbOption.PATH, given)
@@ -202,19 +201,19 @@ def test_alternate_path_has_the_mtu_and_partition_of_the_first(subnet: Subnet) -
     small, foreign = subnet.second.replace(mtu=1), subnet.second.replace(pkey=0x8001, dlid=34)
     subnet.subnet.sa.set_paths(subnet.a.gid, subnet.b.gid, subnet.first, small, foreign)
     with subnet.a.id() as cmid:
-        cmid.resolve_addr(SockAddrIB(subnet.b.gid, SID, ALL_BITS))
+        cmid.resolve_addr(subnet.b.at())
         cmid.resolve_route(alternate=True)
         assert cmid.route.path_rec == (subnet.first,)
 
 
 def test_option_sets_an_alternate_path_beside_the_first(subnet: Subnet) -> None:
     with subnet.a.id() as cmid:
-        cmid.resolve_addr(SockAddrIB(subnet.b.gid, SID, ALL_BITS))
+        cmid.resolve_addr(subnet.b.at())
         given = PathData(subnet.second, ALTERNATE).pack() + PathData(subnet.first, PATH_FLAGS).pack()
         cmid.set_option(OptionLevel.IB, IbOption.PATH, given)
         assert cmid.route.path_rec == (subnet.first, subnet.second)
     with subnet.a.id() as cmid:
-        cmid.resolve_addr(SockAddrIB(subnet.b.gid, SID, ALL_BITS))
+        cmid.resolve_addr(subnet.b.at())
         with refused(errno.EINVAL, "GMP, PRIMARY, BIDIRECTIONAL"):
             cmid.set_option(OptionLevel.IB, IbOption.PATH, PathData(subnet.second, ALTERNATE).pack())
 
@@ -412,3 +411,35 @@ def test_unconnected_id_has_no_alternate_path_to_load(subnet: Subnet) -> None:
             with refused(errno.EINVAL, "not allowed in state IDLE"):
                 call()
     assert not subnet.sent(REQ)
+
+
+# -- on a fabric with OpenSM --------------------------------------------------------------------------------------
+
+
+def test_opensm_gives_a_path_to_each_lid(lmc_fabric: SimulatedFabric) -> None:
+    """Two LIDs for each port: the REQ brings one alternate path, a LAP loads another, and messages migrate to it."""
+    site = OpenSM(lmc_fabric)
+    with site.host("HostA") as a, site.host("HostB") as b:
+        both = Connection(a, b, alternate=True)
+        first, second = both.client.route.path_rec
+        assert (first.sgid, first.dgid) == (second.sgid, second.dgid) == (a.gid, b.gid)
+        assert second.dlid != first.dlid
+        assert {first.dlid >> 1, first.slid >> 1} == {second.dlid >> 1, second.slid >> 1}
+        there = both.server.route.path_rec
+        assert [(path.dlid, path.slid) for path in there] == lids(both.client)
+        attr, mask = both.client.init_qp_attr(QPState.RTS)
+        assert mask & QPAttrMask.PATH_MIG_STATE
+        assert (attr.alt_ah_attr.dlid, attr.path_mig_state) == (second.dlid, MigState.REARM)
+        third = second.replace(slid=first.slid if second.slid != first.slid else first.slid ^ 1)
+        both.server.allow_alternate_paths()
+        load = Load(both.client, third)
+        both.expect(both.listener.channel, CmEventType.ALTERNATE_PATH)
+        both.server.answer_alternate_path()
+        assert load.outcome() is None
+        assert both.client.route.path_rec == (first, third)
+        both.client.notify(EventType.PATH_MIG)
+        both.client.disconnect()
+        both.expect(both.listener.channel, CmEventType.DISCONNECTED)
+        both.server.disconnect()
+        both.expect(both.channel, CmEventType.DISCONNECTED)
+        both.close()
