@@ -206,6 +206,20 @@ def test_alternate_path_has_the_mtu_and_partition_of_the_first(subnet: Subnet) -
         assert cmid.route.path_rec == (subnet.first,)
 
 
+def test_administrator_gives_a_path_to_each_lid_of_a_port(subnet: Subnet) -> None:
+    subnet.subnet.sa.reset_paths()
+    with subnet.a.id() as cmid:
+        cmid.resolve_addr(subnet.b.at())
+        cmid.resolve_route(alternate=True)
+        assert lids(cmid) == [(16, 32), (17, 33)]
+    subnet.subnet.change_port("HostA", lmc=0)
+    subnet.subnet.change_port("HostB", lmc=0)
+    with subnet.a.id() as cmid:
+        cmid.resolve_addr(subnet.b.at())
+        cmid.resolve_route(alternate=True)
+        assert lids(cmid) == [(16, 32)]
+
+
 def test_option_sets_an_alternate_path_beside_the_first(subnet: Subnet) -> None:
     with subnet.a.id() as cmid:
         cmid.resolve_addr(subnet.b.at())
@@ -423,14 +437,14 @@ def test_opensm_gives_a_path_to_each_lid(lmc_fabric: SimulatedFabric) -> None:
         both = Connection(a, b, alternate=True)
         first, second = both.client.route.path_rec
         assert (first.sgid, first.dgid) == (second.sgid, second.dgid) == (a.gid, b.gid)
-        assert second.dlid != first.dlid
-        assert {first.dlid >> 1, first.slid >> 1} == {second.dlid >> 1, second.slid >> 1}
+        # The simulated administrator gives the same: between the first LIDs, then between the second.
+        assert (second.slid, second.dlid) == (first.slid + 1, first.dlid + 1)
         there = both.server.route.path_rec
         assert [(path.dlid, path.slid) for path in there] == lids(both.client)
         attr, mask = both.client.init_qp_attr(QPState.RTS)
         assert mask & QPAttrMask.PATH_MIG_STATE
         assert (attr.alt_ah_attr.dlid, attr.path_mig_state) == (second.dlid, MigState.REARM)
-        third = second.replace(slid=first.slid if second.slid != first.slid else first.slid ^ 1)
+        third = second.replace(slid=first.slid)
         both.server.allow_alternate_paths()
         load = Load(both.client, third)
         both.expect(both.listener.channel, CmEventType.ALTERNATE_PATH)

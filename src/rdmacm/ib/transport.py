@@ -51,9 +51,10 @@ class IbPort:
         found = [index for index, own in enumerate(self.pkeys) if (own ^ pkey) & 0x7FFF == 0]
         return max(found, key=lambda index: self.pkeys[index] & 0x8000, default=None)
 
-    def is_own_lid(self, lid: int) -> bool:
-        """Whether a LID is one of the port's."""
-        return lid != 0 and lid >> self.lmc == self.lid >> self.lmc
+    @property
+    def lids(self) -> range:
+        """The port's LIDs; empty until the subnet manager has given it any."""
+        return range(self.lid, self.lid + (1 << self.lmc)) if self.lid else range(0)
 
     @property
     def sa_address(self) -> MadAddress:

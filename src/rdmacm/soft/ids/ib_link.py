@@ -353,7 +353,7 @@ class IbLink:
         core.attach(view, found.row, pkey)
         record = path_of_request(request, found.row.gid, core.dgid, found.mtu)
         port, slid = view.ib_port, request.primary.remote_lid if isinstance(request, REQ) else 0
-        slid = slid if port.is_own_lid(slid) else port.lid
+        slid = slid if slid in port.lids else port.lid
         core.paths = (record.replace(slid=slid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         if isinstance(request, REQ) and request.alternate is not NO_PATH and not _fault_of(request.alternate, view):
             core.paths += (alternate_of_request(request, request.alternate),)
@@ -450,7 +450,7 @@ class IbLink:
 
     def why_no_alternate(self, path: PathRecord) -> str:
         view = self._view_now("load_alternate_path")
-        if path.sgid not in [row.gid for row in view.rows] or not view.ib_port.is_own_lid(path.slid):
+        if path.sgid not in [row.gid for row in view.rows] or path.slid not in view.ib_port.lids:
             name = view.device.name
             return f"{path.sgid}, LID {path.slid}, is not at {name} port {view.port_num}, where the connection is"
         return ""
@@ -514,7 +514,7 @@ def _fault_of(alternate: Path, view: IbPortView) -> ApStatus | None:
     row = next((row for row in rows if row.gid == alternate.remote_gid), None)
     if row is None or not _may_be_peer(alternate, row.gid):
         return ApStatus.INVALID_GID
-    if alternate.subnet_local and not (port.is_own_lid(alternate.remote_lid) and 0 < alternate.local_lid < _FIRST_MLID):
+    if alternate.subnet_local and not (alternate.remote_lid in port.lids and 0 < alternate.local_lid < _FIRST_MLID):
         return ApStatus.INVALID_LID
     if not alternate.subnet_local and alternate.hop_limit <= 1:
         return ApStatus.INVALID_HOP_LIMIT
