@@ -281,6 +281,8 @@ def test_accepted_path_is_the_second_of_both_sides(real: Subnet) -> None:
         assert offered is not None
         assert (offered.slid, offered.dlid, offered.sl, offered.dgid) == (34, 18, 1, real.a.gid)
         assert lids(both.server) == [(32, 16), (33, 17)]
+        with refused(errno.EINVAL, "LAP_SENT"):
+            both.client.load_alternate_path(third)
         both.server.answer_alternate_path()
         assert load.outcome() is None
         assert both.client.route.path_rec == (real.first, third)

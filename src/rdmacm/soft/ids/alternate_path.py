@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
+from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, ap_text
@@ -50,12 +51,20 @@ class AlternatePath:
     # -- calls ----------------------------------------------------------------------------------------
 
     def allow(self) -> None:
-        self._is_allowed = True
+        with self._core.runtime.lock:
+            self._check("allow_alternate_paths")
+            self._is_allowed = True
+
+    def _check(self, call: str) -> None:
+        """Refuse a call in a child of fork(2), or after the id was destroyed by another thread."""
+        self._core.runtime.check_fork(call)
+        if self._core.state is State.DESTROYING:
+            raise self._core.refuse(call)
 
     def load(self, path: PathRecord, done: PathDone) -> None:
         core, link, connection = self._core, self._link, self._connection
         with core.runtime.lock:
-            core.runtime.check_fork("load_alternate_path")
+            self._check("load_alternate_path")
             primary = core.paths[0]
             why = link.why_no_alternate(path)
             if (path.slid, path.dlid) == (primary.slid, primary.dlid):
@@ -73,7 +82,7 @@ class AlternatePath:
     def answer(self, status: int) -> None:
         core, link = self._core, self._link
         with core.runtime.lock:
-            core.runtime.check_fork("answer_alternate_path")
+            self._check("answer_alternate_path")
             path = self.offered
             if path is None:
                 text = "the peer has offered no path"
