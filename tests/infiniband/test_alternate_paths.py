@@ -230,6 +230,11 @@ def test_option_sets_an_alternate_path_beside_the_first(subnet: Subnet) -> None:
         cmid.resolve_addr(subnet.b.at())
         with refused(errno.EINVAL, "GMP, PRIMARY, BIDIRECTIONAL"):
             cmid.set_option(OptionLevel.IB, IbOption.PATH, PathData(subnet.second, ALTERNATE).pack())
+        for wrong in (subnet.first, subnet.second.replace(mtu=1), subnet.second.replace(pkey=0x8001)):
+            given = PathData(subnet.first, PATH_FLAGS).pack() + PathData(wrong, ALTERNATE).pack()
+            with refused(errno.EINVAL, "first path"):
+                cmid.set_option(OptionLevel.IB, IbOption.PATH, given)
+        assert cmid.route.path_rec == ()
 
 
 def test_messages_take_the_alternate_path_after_a_migration(subnet: Subnet) -> None:
@@ -368,10 +373,10 @@ def test_path_that_does_not_fit_is_refused_without_an_event(
 def test_path_that_does_not_fit_the_connection_is_not_offered(subnet: Subnet) -> None:
     with connected(subnet) as both:
         for path, text in (
-            (subnet.first, "the path that the connection uses"),
+            (subnet.first, "is the first path already"),
             (subnet.second.replace(slid=40), "is not at HostA port 1"),
             (subnet.second.replace(sgid=subnet.b.gid), "is not at HostA port 1"),
-            (subnet.second.replace(mtu=1), "a smaller MTU"),
+            (subnet.second.replace(mtu=1), "no smaller MTU"),
         ):
             with refused(errno.EINVAL, text):
                 both.client.load_alternate_path(path)

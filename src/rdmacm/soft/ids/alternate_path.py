@@ -25,10 +25,19 @@ if TYPE_CHECKING:
     from rdmacm.soft.ids.core import IdCore
     from rdmacm.soft.ids.link import Link
 
-__all__ = ["AlternatePath"]
+__all__ = ["AlternatePath", "why_no_alternate"]
 
 #: The longest time that this device takes to acknowledge, as in REQ and REP: an exponent of 4.096 µs.
 _CA_ACK_DELAY = 15
+
+
+def why_no_alternate(primary: PathRecord, path: PathRecord) -> str:
+    """Why a path cannot be the alternate one beside ``primary``, in words; empty if it can."""
+    if (path.slid, path.dlid) == (primary.slid, primary.dlid):
+        return f"LID {path.slid} -> {path.dlid} is the first path already"
+    if path.mtu < primary.mtu or path.pkey != primary.pkey:
+        return "an alternate path has the P_Key of the first path, and no smaller MTU"
+    return ""
 
 
 class AlternatePath:
@@ -65,12 +74,7 @@ class AlternatePath:
         core, link, connection = self._core, self._link, self._connection
         with core.runtime.lock:
             self._check("load_alternate_path")
-            primary = core.paths[0]
-            why = link.why_no_alternate(path)
-            if (path.slid, path.dlid) == (primary.slid, primary.dlid):
-                why = f"LID {path.slid} -> {path.dlid} is the path that the connection uses"
-            elif path.mtu < primary.mtu or path.pkey != primary.pkey:
-                why = "it carries no packets of the connection: a smaller MTU, or another P_Key"
+            why = why_no_alternate(core.paths[0], path) or link.why_no_alternate(path)
             if why:
                 raise cm_error(errno.EINVAL, why, "load_alternate_path", str(core.peer_addr))
             option = core.options.ack_timeout

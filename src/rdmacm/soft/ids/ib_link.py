@@ -34,6 +34,7 @@ from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
+from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import alternate_of_request, header_of, path_of_request
@@ -195,7 +196,7 @@ class IbLink:
             return
         self._id.note("path", started, f"from {describe_sa(view.ib_port)}")
         if alternate:
-            other = next((path for path in paths[1:] if _may_be_alternate(paths[0], path)), None)
+            other = next((path for path in paths[1:] if not why_no_alternate(paths[0], path)), None)
             paths = paths[:1] if other is None else (paths[0], other)
         self._route_found(paths)
 
@@ -500,12 +501,6 @@ def _may_be_peer(primary: Path | None, own: Gid) -> bool:
     if gid[0] == 0xFF or not gid.interface_id:  # a multicast group, or no port
         return False
     return not primary.subnet_local or gid.subnet_prefix in (own.subnet_prefix, _DEFAULT_PREFIX)
-
-
-def _may_be_alternate(primary: PathRecord, path: PathRecord) -> bool:
-    """Whether a path has other LIDs than the primary, and carries its packets in its partition."""
-    differs = (path.dlid, path.slid) != (primary.dlid, primary.slid)
-    return differs and path.mtu >= primary.mtu and path.pkey == primary.pkey
 
 
 def _fault_of(alternate: Path, view: IbPortView) -> ApStatus | None:

@@ -9,6 +9,7 @@ from rdmacm.cmstate import OPTION_STATES, Trigger, refusal
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.sa import PATH_FLAGS, PathData
+from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.core import IdCore, no_alternate_paths
 from rdmacm.verbs.enums import QPType
 
@@ -78,6 +79,9 @@ def _set_path(core: IdCore, value: int | bytes) -> None:
         raise cm_error(errno.EINVAL, wanted, "set_option")
     if alternate is not None and not core.has_alternate_paths:
         raise no_alternate_paths(core, "set_option")
+    why = "" if alternate is None else why_no_alternate(primary, alternate)
+    if why:
+        raise cm_error(errno.EINVAL, why, "set_option", str(core.peer_addr))
     core.paths = (primary,) if alternate is None else (primary, alternate)
     core.move(Trigger.SET_PATH)
     core.post(CmEventType.ROUTE_RESOLVED)
