@@ -48,9 +48,7 @@ _ATTRIBUTE_ID = 17
 _IDS = struct.Struct("!xB14xH6xII")
 _COM_MGT = int(MgmtClass.COM_MGT)
 _ATTRIBUTES = frozenset(map(int, AttributeId))
-_SIDR_REP, _REJ = int(AttributeId.SIDR_REP), int(AttributeId.REJ)
-#: Messages that are answered even if they name no connection.
-_ANSWERED = frozenset(map(int, (AttributeId.REP, AttributeId.DREQ, AttributeId.LAP)))
+_REP, _SIDR_REP, _DREQ, _REJ = map(int, (AttributeId.REP, AttributeId.SIDR_REP, AttributeId.DREQ, AttributeId.REJ))
 #: States of a request that ends with a REJ. If the REJ is lost, the peer repeats its REP up to so many times, and knows
 #: the number of the queue pair until then.
 _REQUESTED = (CmState.REQ_SENT, CmState.MRA_REQ_RCVD, CmState.REP_RCVD)
@@ -307,7 +305,7 @@ class ConnectionManager:
             return Triage.DROPPED
         if agent.connection(sender_id if attribute == _SIDR_REP else receiver_id) is not None:
             return Triage.PROCESS
-        if attribute in _ANSWERED or (attribute == _REJ and not receiver_id):
+        if attribute in (_REP, _DREQ) or (attribute == _REJ and not receiver_id):
             return Triage.PROCESS_SOME
         agent.dropped[DropReason.UNKNOWN] += 1
         self.received[attribute & 0xFF] += 1

@@ -5,8 +5,8 @@ An :class:`Agent` is driven by the user's calls, by :meth:`Agent.mad_received`, 
 fetches the output from :meth:`Agent.mads_to_send`, :meth:`Agent.events` and :meth:`Agent.next_deadline`.
 
 A ``path`` identifies where a MAD came from or goes to. The engine does not interpret paths; it compares them, and takes
-MADs for a connection from no other path than the connection's. Two paths must be equal if, and only if, they lead to
-the same port of the same peer. (The UDP source port is not part of a path.)
+MADs for a connection from no other path than the connection's, and its alternate one if it has any. Two paths must be
+equal if, and only if, they lead to the same port of the same peer. (The UDP source port is not part of a path.)
 
 No message from a peer raises an exception or makes anything grow without bounds: ``max_connections`` limits the
 connections, a listener's ``backlog`` its unanswered requests, :data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT` timeouts.

@@ -457,13 +457,14 @@ class IbLink:
         return ""
 
     def address_vector(self, path: PathRecord) -> AHAttr:
-        core, lmc = self._id, self._view.ib_port.lmc
+        core, view = self._id, self._view
+        index = next((row.gid_index for row in view.rows if row.gid == path.sgid), core.gid_index)
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
-        route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
+        route = GlobalRoute(path.dgid, index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(
             dlid=path.dlid,
             sl=path.sl,
-            src_path_bits=path.slid & (1 << lmc) - 1,
+            src_path_bits=path.slid & (1 << view.ib_port.lmc) - 1,
             static_rate=path.rate,
             is_global=path.hop_limit > 1,
             port_num=core.port_num,
