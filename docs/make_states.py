@@ -1,4 +1,4 @@
-"""Write docs/states.md from the tables of rdmacm.cmstate and rdmacm.verbs.qpstate: python3 docs/make_states.py."""
+"""Write docs/states.md from the package's state tables: python3 docs/make_states.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
 from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
+from rdmacm.proto.cm import states as cm_states  # noqa: E402
 from rdmacm.verbs import QPAttrMask, QPState, qpstate  # noqa: E402
 
 #: Nearly every state allows these; drawn, they would hide the others.
@@ -17,7 +18,7 @@ EVERYWHERE = (Trigger.DESTROY, Trigger.DEVICE_GONE, Trigger.MIGRATE)
 
 def render() -> str:
     """The page."""
-    return "\n".join([*ids(), "", *queue_pairs()]) + "\n"
+    return "\n".join([*ids(), "", *queue_pairs(), "", *connections()]) + "\n"
 
 
 def ids() -> list[str]:
@@ -95,6 +96,27 @@ def queue_pairs() -> list[str]:
     ):
         cells = [meaning.get(state, "yes") if state in states else "" for state in QPState]
         out.append(f"| {name} | " + " | ".join(cells) + " |")
+    return out
+
+
+def connections() -> list[str]:
+    """The states of a connection in the connection manager, whose table has a row for each transition."""
+    out = [
+        "# The states of a connection in the connection manager",
+        "",
+        "From the tables of [`proto/cm/states.py`](../src/rdmacm/proto/cm/states.py), which describes each state.",
+        "Calls, messages and timers move a connection. A message that a state does not list is dropped and counted,",
+        "and a call is refused. IDLE is also the state of messages that name no connection.",
+        "",
+        "| state | on | next state | on the way |",
+        "|---|---|---|---|",
+    ]
+    for state, row in cm_states.TRANSITIONS.items():
+        for trigger, step in row.items():
+            if step is not None:
+                after = "" if step.state is state else step.state.name
+                doing = "; ".join(action.value for action in step.actions)
+                out.append(f"| {state.name} | {trigger.value} | {after} | {doing} |")
     return out
 
 

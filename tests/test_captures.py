@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 
 import rdmacm
-from rdmacm import CmId, CmRejectedError, RdmaError
+from rdmacm import CmId, CmRejectedError, Gid, RdmaError
 from rdmacm.captures import Capture
+from rdmacm.proto.cm.codes import ApStatus, AttributeId
+from rdmacm.proto.cm.messages import APR, LAP, REQ, pack_message
+from rdmacm.proto.cm.messages import Path as CmPath
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
@@ -267,6 +270,33 @@ class TestWireshark:
         assert [int(one["infiniband.bth.opcode"]) for one in found] == [one.payload[0] for one in wanted]
         # MADs of communication management are dissected up to their private data.
         assert len([one for one in found if one["infiniband.mad.attributeid"]]) > 50
+
+    def test_alternate_path_of_a_req_is_dissected_to_its_fields(self, tmp_path: Path) -> None:
+        alternate = CmPath(
+            Gid("fe80::1"), Gid("fe80::2"), 0x11, 0x21, flow_label=0xABCDE, packet_rate=0x2A, traffic_class=0x31,
+            hop_limit=0x40, sl=9, subnet_local=True, local_ack_timeout=0x15,
+        )  # fmt: skip
+        mads = [
+            pack_message(REQ(1, CmPath(), alternate=alternate), 7),
+            pack_message(LAP.loading(alternate), 8),
+            pack_message(APR(1, 2, ApStatus.INVALID_LID, 2, b"\0\x21"), 8),
+        ]
+        path = tmp_path / "paths.pcapng"
+        with Capture(path) as capture:
+            for mad in mads:
+                # UD SEND only, to QP 1 with its Q_Key, from QP 1.
+                data = sealed(bytes.fromhex("6400ffff00000001000000008001000000000001") + mad, V4)
+                capture.tap(True, *V4, SPORT, DPORT, [data], 0)
+        # Without the flow label and the packet rate, which Wireshark 4.0 reads with wrong widths.
+        names = ("locallid", "remotelid", "localgid", "remotegid", "tfcclass", "hoplim", "sl", "subnetlocal")
+        fields = [f"infiniband.cm.req.alt_{name}" for name in (*names, "localacktout")]
+        req, *others = dissect(path, ["infiniband.mad.attributeid", *fields])
+        assert [int(req[field], 0) for field in fields if "gid" not in field] == [
+            0x11, 0x21, 0x31, 0x40, 9, 1, 0x15,
+        ]  # fmt: skip
+        assert [req[field] for field in fields if "gid" in field] == [f"fe80{n:028x}" for n in (1, 2)]
+        # Wireshark 4.0 knows the other messages by their attribute ids alone.
+        assert [int(other["infiniband.mad.attributeid"], 0) for other in others] == [AttributeId.LAP, AttributeId.APR]
 
 
 class Wire:

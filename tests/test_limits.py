@@ -92,6 +92,7 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "half-open": (listening._MAX_HALF_OPEN,),
     "seconds of a timeout": (timeouts.seconds(timeouts.MAX_EXPONENT),),
     "UNREACHABLE": (1,),
+    "alternate paths": (1,),
     "port numbers": ("ip_local_port_range",),
     "threads": (lookups._MAX_THREADS,),
     "logged errors": (containment._MAX_LOGGED,),

@@ -43,7 +43,7 @@ Constants
     CmEventType              types of events
     OptionLevel, IdOption, IbOption         arguments of CmId.set_option()
     McJoinFlag               how CmId.join_multicast_ex() joins a group
-    PathFlag                 flags of PathData
+    PathFlag, ApStatus       flags of PathData; answers to an alternate path that a peer offers
 
 Errors: each is an RdmaError, and also the built-in OSError subclass that fits
     RdmaError                the base: errno, address, reason, hint, and often an Explanation
@@ -129,6 +129,7 @@ from rdmacm.explain import devices as devices
 from rdmacm.explain import explain as explain
 from rdmacm.explain import query_counters as query_counters
 from rdmacm.explanation import Explanation as Explanation
+from rdmacm.proto.cm.codes import ApStatus as ApStatus
 from rdmacm.proto.sa import PathData as PathData
 from rdmacm.proto.sa import PathRecord as PathRecord
 from rdmacm.provider import open_device as open_device

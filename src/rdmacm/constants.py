@@ -54,7 +54,10 @@ class RaiFlag(IntFlag):
 
 
 class CmEventType(IntEnum):
-    """``enum rdma_cm_event_type``, rdma_get_cm_event(3)."""
+    """``enum rdma_cm_event_type``, rdma_get_cm_event(3).
+
+    ALTERNATE_PATH is not in librdmacm. Only an id that :meth:`rdmacm.CmId.allow_alternate_paths` was called on gets it.
+    """
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1
@@ -75,6 +78,7 @@ class CmEventType(IntEnum):
     ADDRINFO_RESOLVED = 16
     ADDRINFO_ERROR = 17
     USER = 18
+    ALTERNATE_PATH = 0x100
 
     def __str__(self) -> str:
         return f"RDMA_CM_EVENT_{self.name}"

@@ -21,12 +21,12 @@ Errors
 Threads and the lock
     Every method may be called from any thread. A provider has one lock, which it takes by itself. Code of the API runs
     with that lock held in these places only: ``done`` of :meth:`Provider.drive`, ``notify`` of an event queue or a
-    completion queue, :meth:`Owner._reported`, and ``done`` of a service. So two threads are never in such code of one
-    provider at the same time; the state of endpoints relies on that. The code does not wait, but it may call any method
-    of the seam with a timeout of 0: the lock is re-entrant, and a provider calls the API only where its own data are
-    consistent. The API may hold a lock of its own while it calls :meth:`EventQueue.post`; none of the callbacks takes
-    that lock. The garbage collector may call ``destroy`` and ``close`` in any thread at any time, also in one that is
-    inside the provider.
+    completion queue, :meth:`Owner._reported`, and ``done`` of a service or a path. So two threads are never in such
+    code of one provider at the same time; the state of endpoints relies on that. The code does not wait, but it may
+    call any method of the seam with a timeout of 0: the lock is re-entrant, and a provider calls the API only where its
+    own data are consistent. The API may hold a lock of its own while it calls :meth:`EventQueue.post`; none of the
+    callbacks takes that lock. The garbage collector may call ``destroy`` and ``close`` in any thread at any time, also
+    in one that is inside the provider.
 
 Waiting
     :meth:`Provider.drive`, :meth:`Provider.find_path`, :meth:`Provider.find_services`, :meth:`EventQueue.get`,
@@ -106,6 +106,7 @@ __all__ = [
     "QueuedEvent",
     "RouteChoice",
     "ServiceBackend",
+    "PathDone",
     "ServiceDone",
     "Tap",
     "Tapped",
@@ -117,6 +118,9 @@ T = TypeVar("T")
 
 #: Takes the outcome of a request to the subnet administrator: None, or the error.
 ServiceDone: TypeAlias = Callable[[RdmaError | None], None]
+
+#: Called once when the peer has answered an offered path: with None, or why it is not the alternate path.
+PathDone: TypeAlias = Callable[[RdmaError | None], None]
 
 
 class Tap(Protocol):
@@ -175,6 +179,7 @@ class QueuedEvent(NamedTuple):
     - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
     - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.
     - MULTICAST_JOIN, MULTICAST_ERROR: ``join``, and as :class:`rdmacm.multicast.MulticastBackend` says.
+    - ALTERNATE_PATH: nothing; :class:`AlternatePathBackend` has the path.
     - USER: the application's ``status`` and ``arg``.
     """
 
@@ -281,6 +286,30 @@ class RouteChoice(NamedTuple):
     path: PathRecord | None
 
 
+class AlternatePathBackend(Protocol):
+    """The alternate path of one connection (InfiniBand Architecture 12.8)."""
+
+    #: The path that the peer has offered, between ALTERNATE_PATH and :meth:`answer`; None otherwise.
+    offered: PathRecord | None
+
+    def allow(self) -> None:
+        """Post ALTERNATE_PATH when the peer offers a path that leads to this port; without, the peer is refused."""
+
+    def load(self, path: PathRecord, done: PathDone) -> None:
+        """Offer the peer a path. ``done`` is called once, perhaps before this returns.
+
+        With None, and the path is the second of :attr:`IdBackend.paths`; or with ETIMEDOUT (no answer), EOPNOTSUPP or
+        ECONNREFUSED (refused), ECONNRESET (the connection ended), ECANCELED (the id was destroyed). EINVAL: the state,
+        the passive side, another load, or a path that does not fit the connection.
+        """
+
+    def answer(self, status: int) -> None:
+        """Answer what the peer has offered, with an :class:`~rdmacm.proto.cm.codes.ApStatus`; EINVAL: nothing is.
+
+        SUCCESS makes it the second path of :attr:`IdBackend.paths`.
+        """
+
+
 class IdBackend(MulticastBackend, Protocol):
     """One rdma_cm_id inside a provider. The tables of :mod:`rdmacm.cmstate` have the states that allow each call.
 
@@ -348,10 +377,11 @@ class IdBackend(MulticastBackend, Protocol):
     def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:
         """Find the path, rdma_resolve_route(3). Ends in ROUTE_RESOLVED, with :attr:`paths` set, or ROUTE_ERROR.
 
-        ``alternate`` asks for a second path by other LIDs; it is no failure where there is none, and wires without
-        LIDs ignore it. ROUTE_ERROR on InfiniBand: -ETIMEDOUT (no answer of the administrator within ``timeout_ms``),
-        -EINVAL (it refused, or knows no path), -EIO (an answer that cannot be read). ENETUNREACH: no administrator is
-        known; ENODEV: the port is gone; EINVAL: the state, a timeout of 0 or less, a device whose MTU is too small.
+        ``alternate`` asks for a second path by other LIDs; it is no failure where there is none. EOPNOTSUPP: the wire
+        has no alternate paths. ROUTE_ERROR on InfiniBand: -ETIMEDOUT (no answer of the administrator within
+        ``timeout_ms``), -EINVAL (it refused, or knows no path), -EIO (an answer that cannot be read). ENETUNREACH: no
+        administrator is known; ENODEV: the port is gone; EINVAL: the state, a timeout of 0 or less, a device whose MTU
+        is too small.
         """
 
     def resolve_service(self, service: str) -> None:
@@ -377,7 +407,8 @@ class IdBackend(MulticastBackend, Protocol):
         """Set an option, rdma_set_option(3). ``value``: a number, or C's representation of it.
 
         IB_PATH takes ``struct ibv_path_data`` in an array; one that is GMP, PRIMARY and BIDIRECTIONAL becomes the path,
-        and ROUTE_RESOLVED follows. ENOSYS: an unknown option; EINVAL: size, value or state; EADDRINUSE or EADDRNOTAVAIL
+        one that is ALTERNATE and BIDIRECTIONAL the alternate path, and ROUTE_RESOLVED follows. EOPNOTSUPP: an alternate
+        path on a wire without; ENOSYS: an unknown option; EINVAL: size, value or state; EADDRINUSE or EADDRNOTAVAIL
         where REUSEADDR or AFONLY would take a port that others hold.
         """
 
@@ -433,11 +464,15 @@ class IdBackend(MulticastBackend, Protocol):
         """
 
     def notify(self, event: int) -> None:
-        """The application has seen ``event`` (4, COMM_EST) on a queue pair of its own, rdma_notify(3).
+        """The application has seen ``event`` (4, COMM_EST; 6, PATH_MIG) on a queue pair of its own, rdma_notify(3).
 
-        An accepted connection is then established, with its event; the peer's confirmation may be lost. EISCONN: it
-        is established already; EINVAL: the state, another event.
+        COMM_EST: an accepted connection is then established, with its event; the peer's confirmation may be lost.
+        EISCONN: it is established already. PATH_MIG: the two paths of :attr:`paths` change places, and messages of the
+        connection manager take the new one. EINVAL: the state, no second path, another event.
         """
+
+    def alternate_paths(self, call: str) -> AlternatePathBackend:
+        """The alternate path of this connection, for ``call``. EOPNOTSUPP: the wire has none; EINVAL: the state."""
 
     def disconnect(self) -> bool:
         """End the connection, rdma_disconnect(3): the attached queue pair goes to ERR, and the peer learns of it.

@@ -13,7 +13,7 @@ from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.errors import CmStateError, RdmaError
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, NetworkError, SidrRequest
-from rdmacm.proto.cm.messages import DREQ, REJ, REP, RTU, SIDR_REP, SIDR_REQ, pack_message, unpack_mad
+from rdmacm.proto.cm.messages import APR, DREQ, MRA, REJ, REP, RTU, SIDR_REP, SIDR_REQ, pack_message, unpack_mad
 from rdmacm.proto.mad import MAD_SIZE, MadAddress
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Operation
 from rdmacm.proto.roce.rc import RcEngine
@@ -24,7 +24,7 @@ from rdmacm.proto.sa.mad import SaMad, SaMethod
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, Receiver, RmppFlag, RmppHeader, RmppType, Sender
 from rdmacm.proto.wire import WireError
 from rdmacm.work import WC, RecvWork, SendWork
-from support.cm import GUIDS, SERVICE, communication_ids, is_empty, reply, request
+from support.cm import GUIDS, PATH, SERVICE, communication_ids, is_empty, lap, reply, request
 from support.rc import ALL, BASE, RKEY, Pair, packets, send, view
 
 # -- the engine of a reliable connection ---------------------------------------------------------------------------
@@ -211,13 +211,17 @@ def cm_seeds() -> Iterator[bytes]:
     yield b"\5\0" + _arrival(REJ(0, 0, 0, 28)) + b"\6\1"
     yield _arrival(SIDR_REQ(SERVICE, 7)) + b"\7\0" + b"\x08\0" + _arrival(SIDR_REP(0))
     yield b"\5\0\5\1\x09\0\6\1\6\1\6\1"
+    connected = _arrival(asked) + b"\1\0" + _arrival(RTU(5, 0))
+    yield connected + _arrival(lap(5, 0, 0x22)) + b"\x0e\0" + _arrival(lap(5, 0, 0x22)) + b"\x0e\2\x0e\3\3\0"
+    yield b"\5\0" + _arrival(REP(7, 0, 0, 9, local_ca_guid=GUIDS[1])) + b"\4\0\x0d\0" + _arrival(APR(7, 0, 0), 0x20)
+    yield b"\5\0" + _arrival(REP(7, 0, 0, 9, local_ca_guid=GUIDS[1])) + b"\4\0\x0d\0" + _arrival(MRA(7, 0, 2, 9))
     for number, message in enumerate((asked, request(local_comm_id=6, local_qpn=9, local_ca_guid=GUIDS[1]))):
         yield _arrival(asked) + b"\1\0" + _arrival(message) + bytes((6, number))
 
 
-def _arrival(message: Any) -> bytes:
+def _arrival(message: Any, tag: int = 0) -> bytes:
     packed = pack_message(message, 5)
-    return b"\0\0" + packed.rstrip(b"\0").ljust(_SHORT, b"\0")[:_SHORT]
+    return bytes((0, tag)) + packed.rstrip(b"\0").ljust(_SHORT, b"\0")[:_SHORT]
 
 
 #: Of a MAD in the input of :func:`cm_agent`; private data matters little there.
@@ -262,6 +266,14 @@ class _User:
                     agent.establish(comm_id, now)
                 case 12:
                     agent.delivered(comm_id)
+                case 13:
+                    agent.load_path(comm_id, PATH, now)
+                case 14 if value & 3 == 2:
+                    agent.set_alternate(comm_id, _PATHS[value >> 7])
+                case 14 if value & 3 == 3:
+                    agent.migrate(comm_id, now)
+                case 14:
+                    agent.answer_path(comm_id, value, now)
         except CmStateError:
             pass
         except RdmaError:
@@ -288,7 +300,9 @@ def _addressed(mad: bytes, user: _User, tag: int) -> bytes:
         return mad
     comm_id = user.known[tag % len(user.known)]
     connection = user.agent.connection(comm_id)
-    tid = connection.transaction_id if connection is not None and tag & 0x10 else int.from_bytes(mad[8:16], "big")
+    tid = int.from_bytes(mad[8:16], "big")
+    if connection is not None and tag & 0x30:
+        tid = connection.transaction_id if tag & 0x10 else connection.lap_transaction_id
     at = 24 if mad[16:18] == b"\0\x18" else 28  # a SIDR_REP begins with the id of the request
     is_answer = mad[17:18] not in (b"\x10", b"\x17")
     mad = mad[:8] + tid.to_bytes(8, "big") + mad[16:]

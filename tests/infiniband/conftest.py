@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here not in item.path.parents:
             continue
         params = getattr(getattr(item, "callspec", None), "params", {}).values()
-        if "opensm" in params or {"fabric", "own_fabric"} & set(getattr(item, "fixturenames", ())):
+        if "opensm" in params or {"fabric", "own_fabric", "lmc_fabric"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.infiniband)
             item.add_marker(pytest.mark.slow)  # the same tests run in memory, except those of the fabric itself
 
@@ -68,6 +68,15 @@ def fabric() -> Iterator[SimulatedFabric]:
     if reason := missing("ibsim", "opensm"):
         pytest.skip(reason)
     with SimulatedFabric() as fabric:
+        yield fabric
+
+
+@pytest.fixture
+def lmc_fabric() -> Iterator[SimulatedFabric]:
+    """The same for one test, with two LIDs for each port."""
+    if reason := missing("ibsim", "opensm"):
+        pytest.skip(reason)
+    with SimulatedFabric(lmc=1) as fabric:
         yield fabric
 
 

@@ -186,11 +186,12 @@ class Talker:
 class SimulatedFabric:
     """A fabric, a context manager; ``base`` is its IBSIM_SOCKNAME.
 
-    OpenSM runs on ``hosts[0]``, from the start if ``managed``.
+    OpenSM runs on ``hosts[0]``, from the start if ``managed``, and gives each host's port 2^``lmc`` LIDs.
     """
 
-    def __init__(self, topology: str = SMALL, *, managed: bool = True) -> None:
+    def __init__(self, topology: str = SMALL, *, managed: bool = True, lmc: int = 0) -> None:
         self._topology = topology
+        self._lmc = lmc
         self._managed = managed
         self.hosts: list[str] = re.findall(r'^Hca\s+\d+\s+"([^"]+)"', topology, re.MULTILINE)
         self.base = f"rdmacm-{os.urandom(6).hex()}"
@@ -241,7 +242,7 @@ class SimulatedFabric:
     def start_opensm(self) -> None:
         """Start the subnet manager and wait until the subnet is up."""
         # Log to standard output, unbuffered; sweep only after a trap.
-        options = ["-f", "stdout", "-d", "2", "-s", "0"]
+        options = ["-f", "stdout", "-d", "2", "-s", "0", "-l", str(self._lmc)]
         environ = dict(self.environ(self.hosts[0]), OSM_CACHE_DIR=str(self.directory), OSM_TMP_DIR=str(self.directory))
         self._opensm = Talker([command("opensm"), *options], environ, self.directory)
         self._opensm.await_text("SUBNET UP")

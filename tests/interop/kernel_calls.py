@@ -117,6 +117,8 @@ def calls_that_the_state_does_not_allow_are_refused() -> None:
         cmid.resolve_addr((THERE, 1))
         refused(errno.EINVAL, lambda: cmid.bind_addr((HERE, 0)), CmStateError)
         refused(errno.EINVAL, cmid.listen, CmStateError)
+        for call in (lambda: cmid.resolve_route(alternate=True), cmid.allow_alternate_paths):
+            assert "no alternate paths" in str(refused(errno.EOPNOTSUPP, call))
         cmid.resolve_route()
         refused(errno.EINVAL, cmid.resolve_route, CmStateError)
         refused(errno.EINVAL, lambda: cmid.connect(ConnParam(bytes(57), qp_num=1)))

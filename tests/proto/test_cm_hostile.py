@@ -27,7 +27,6 @@ from rdmacm.proto.cm.messages import (
     APR,
     DREP,
     DREQ,
-    LAP,
     MRA,
     REJ,
     REP,
@@ -49,6 +48,7 @@ from support.cm import (
     communication_ids,
     established,
     is_empty,
+    lap,
     opened,
     reply,
     request,
@@ -402,7 +402,7 @@ def test_mismatched_messages_are_dropped_with_a_reason() -> None:
         (DREQ(PEER, active, 0x12), DropReason.WRONG_QPN),
         (DREP(PEER, active), DropReason.UNEXPECTED),
         (MRA(PEER, active, MessageKind.REQ, 3), DropReason.UNKNOWN),
-        (MRA(PEER, active, MessageKind.OTHER, 3), DropReason.UNSUPPORTED),
+        (MRA(PEER, active, MessageKind.OTHER, 3), DropReason.UNEXPECTED),
         (MRA(PEER, active, 3, 3), DropReason.UNSUPPORTED),
         (REJ(PEER, active + 1, 2, 28), DropReason.UNKNOWN),
         (REJ(PEER, active + 1, 2, 4, 8, PEER_GUID.to_bytes(8, "big")), DropReason.UNKNOWN),
@@ -410,8 +410,9 @@ def test_mismatched_messages_are_dropped_with_a_reason() -> None:
         (request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=0x99), DropReason.UNEXPECTED),
         (SIDR_REP(active), DropReason.UNEXPECTED),
         (SIDR_REP(active ^ 1), DropReason.UNKNOWN),
-        (APR(PEER, active, 2), DropReason.UNSUPPORTED),
-        (LAP.unpack(bytes(232)), DropReason.UNSUPPORTED),
+        (APR(PEER, active, 2), DropReason.UNEXPECTED),
+        (APR(PEER + 1, active, 2), DropReason.UNKNOWN),
+        (lap(PEER, active, 0x11), DropReason.UNEXPECTED),
     ]
     for message, drop in wrong:
         agent.dropped.clear()

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from rdmacm.errors import CmStateError
-from rdmacm.proto.cm.codes import MessageKind, RejectReason
+from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason
 from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.events import NetworkError, PeerQuestion
 from rdmacm.proto.cm.machine import PERFORM
-from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
+from rdmacm.proto.cm.messages import APR, DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
 from rdmacm.proto.cm.outgoing import REPORTS
 from rdmacm.proto.cm.states import (
     AWAITING_USER,
     CALLS,
+    CONNECTED,
     INTERNAL,
     MESSAGES,
     RETRYING,
@@ -25,7 +26,7 @@ from rdmacm.proto.cm.states import (
     CmState,
     CmTrigger,
 )
-from support.cm import SERVICE, Scripted, reply, request
+from support.cm import PATH, SERVICE, Scripted, lap, reply, request
 from support.rows import for_each
 
 S, I = CmState, CmTrigger  # noqa: E741
@@ -33,7 +34,12 @@ S, I = CmState, CmTrigger  # noqa: E741
 ACTIVE = {S.REQ_SENT, S.MRA_REQ_RCVD, S.REP_RCVD, S.MRA_REP_SENT}
 PASSIVE = {S.REQ_RCVD, S.MRA_REQ_SENT, S.REP_SENT, S.MRA_REP_RCVD}
 EITHER = {S.ESTABLISHED, S.DREQ_SENT, S.DREQ_RCVD, S.TIMEWAIT}
+LOADING = {S.LAP_SENT, S.MRA_LAP_RCVD}
+OFFERED = {S.LAP_RCVD, S.MRA_LAP_SENT}
 SIDR = {S.SIDR_REQ_SENT, S.SIDR_REQ_RCVD}
+
+#: States in which the peer may be asked whether it has restarted: no other timer runs in them.
+ASKING = CONNECTED - LOADING
 
 # From the specification: call → states that allow it.
 ALLOWED: dict[CmTrigger, set[CmState]] = {
@@ -42,10 +48,13 @@ ALLOWED: dict[CmTrigger, set[CmState]] = {
     I.ACCEPT: {S.REQ_RCVD, S.MRA_REQ_SENT},
     I.REJECT: PASSIVE | {S.REP_RCVD, S.MRA_REP_SENT},
     I.SEND_RTU: {S.REP_RCVD, S.MRA_REP_SENT},
-    I.ALLOW_MRA: {S.REQ_RCVD, S.REP_RCVD},
-    I.ESTABLISH: {S.REP_SENT, S.MRA_REP_RCVD, S.ESTABLISHED},
-    I.DISCONNECT: EITHER,
+    I.ALLOW_MRA: {S.REQ_RCVD, S.REP_RCVD, S.LAP_RCVD},
+    I.ESTABLISH: {S.REP_SENT, S.MRA_REP_RCVD} | CONNECTED,
+    I.DISCONNECT: EITHER | CONNECTED,
     I.ANSWER: {S.SIDR_REQ_RCVD},
+    I.LOAD_PATH: {S.ESTABLISHED},
+    I.ANSWER_PATH: OFFERED,
+    I.MIGRATE: {S.ESTABLISHED},
     I.DESTROY: set(S) - {S.IDLE},
 }
 
@@ -59,7 +68,7 @@ ACCEPTED_MESSAGES: dict[CmTrigger, dict[CmState, CmState]] = {
         S.REQ_SENT: S.REP_RCVD,
         S.MRA_REQ_RCVD: S.REP_RCVD,
         S.MRA_REP_SENT: S.MRA_REP_SENT,
-        S.ESTABLISHED: S.ESTABLISHED,
+        **{state: state for state in CONNECTED},
     },
     I.REP_STALE: {S.REQ_SENT: S.REQ_SENT, S.MRA_REQ_RCVD: S.MRA_REQ_RCVD},
     I.RTU: {S.REP_SENT: S.ESTABLISHED, S.MRA_REP_RCVD: S.ESTABLISHED},
@@ -72,19 +81,23 @@ ACCEPTED_MESSAGES: dict[CmTrigger, dict[CmState, CmState]] = {
         S.MRA_REQ_SENT: S.IDLE,
         S.REP_SENT: S.IDLE,
         S.MRA_REP_RCVD: S.IDLE,
-        S.ESTABLISHED: S.TIMEWAIT,
+        **dict.fromkeys(CONNECTED, S.TIMEWAIT),
         S.DREQ_SENT: S.TIMEWAIT,
     },
-    I.REJ_STALE: dict.fromkeys(ACTIVE | PASSIVE | {S.ESTABLISHED, S.DREQ_SENT}, S.TIMEWAIT),
+    I.REJ_STALE: dict.fromkeys(ACTIVE | PASSIVE | CONNECTED | {S.DREQ_SENT}, S.TIMEWAIT),
     I.DREQ: {
         S.IDLE: S.IDLE,
         S.REP_SENT: S.DREQ_RCVD,
         S.MRA_REP_RCVD: S.DREQ_RCVD,
-        S.ESTABLISHED: S.DREQ_RCVD,
+        **dict.fromkeys(CONNECTED, S.DREQ_RCVD),
         S.DREQ_SENT: S.TIMEWAIT,
         S.TIMEWAIT: S.TIMEWAIT,
     },
     I.DREP: {S.DREQ_SENT: S.TIMEWAIT},
+    I.LAP: {S.IDLE: S.IDLE, S.ESTABLISHED: S.LAP_RCVD, S.MRA_LAP_SENT: S.MRA_LAP_SENT},
+    I.LAP_COPY: {S.ESTABLISHED: S.ESTABLISHED},
+    I.MRA_LAP: {S.LAP_SENT: S.MRA_LAP_RCVD, S.MRA_LAP_RCVD: S.MRA_LAP_RCVD},
+    I.APR: {S.LAP_SENT: S.ESTABLISHED, S.MRA_LAP_RCVD: S.ESTABLISHED},
     I.SIDR_REQ: {S.IDLE: S.SIDR_REQ_RCVD},
     I.SIDR_REP: {S.SIDR_REQ_SENT: S.IDLE},
 }
@@ -99,9 +112,9 @@ def test_each_state_allows_the_specified_triggers(state: CmState) -> None:
         assert (step.state if step is not None else None) == ACCEPTED_MESSAGES[trigger].get(state), trigger
     for call in CALLS:
         assert (TRANSITIONS[state].get(call) is not None) == (state in ALLOWED[call]), call
-    assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING or state is S.ESTABLISHED)
+    assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING or state in ASKING)
     assert (I.TIMEWAIT_OVER in row) == (state is S.TIMEWAIT)
-    assert (I.STALE in row) == (I.PEER_ANSWERED in row) == (state is S.ESTABLISHED)
+    assert (I.STALE in row) == (I.PEER_ANSWERED in row) == (state in ASKING)
     assert (I.NETWORK_ERROR in row) == (state in (S.REQ_SENT, S.SIDR_REQ_SENT))
 
 
@@ -137,6 +150,7 @@ def test_retransmission_starts_a_timer() -> None:
         Action.SEND_REP,
         Action.SEND_DREQ,
         Action.SEND_SIDR_REQ,
+        Action.SEND_LAP,
         Action.RESEND,
         Action.EXTEND_WAIT,
     }
@@ -146,7 +160,7 @@ def test_retransmission_starts_a_timer() -> None:
                 continue
             if step.state in RETRYING and step.state is not before:
                 assert starts & set(step.actions), (before, trigger)
-            if trigger is I.RETRY and before is not S.ESTABLISHED:
+            if trigger is I.RETRY and before not in ASKING:
                 assert step == (before, (Action.RESEND,))
     assert not AWAITING_USER & RETRYING
 
@@ -156,13 +170,14 @@ def test_retransmission_starts_a_timer() -> None:
 PEER = 0xA1B2C3D4
 PEER_GUID = 0x0200C0FFFE000202
 PEER_QPN = 0x33
+LAP_TID = 0x99
 
 
 class AgentInState:
     """An agent with a connection in a given state. The test is the connection's peer."""
 
     def __init__(self, state: CmState, is_active: bool) -> None:
-        sends_mra = state in (S.MRA_REQ_SENT, S.MRA_REP_SENT)
+        sends_mra = state in (S.MRA_REQ_SENT, S.MRA_REP_SENT, S.MRA_LAP_SENT)
         self.peer = peer = Scripted(mra_service_timeout=24 if sends_mra else None)
         self.agent = agent = peer.agent
         self.is_active = is_active
@@ -192,7 +207,13 @@ class AgentInState:
                     self.receive(I.MRA_REP)
                 elif state is not S.REP_SENT:
                     self.receive(I.RTU)
-        if state is S.DREQ_RCVD:
+        if state in LOADING:
+            agent.load_path(self.comm_id, PATH, peer.now)
+            if state is S.MRA_LAP_RCVD:
+                self.receive(I.MRA_LAP)
+        elif state in OFFERED:
+            self.receive(I.LAP)
+        elif state is S.DREQ_RCVD:
             self.receive(I.DREQ)
         elif state in (S.DREQ_SENT, S.TIMEWAIT):
             agent.disconnect(self.comm_id, peer.now)
@@ -235,6 +256,13 @@ class AgentInState:
                 self.peer.say(DREQ(PEER, mine, 0x11))
             case I.DREP:
                 self.peer.say(DREP(PEER, mine))
+            case I.LAP | I.LAP_COPY:
+                self.peer.say(lap(PEER, mine, 0x11), LAP_TID)
+            case I.MRA_LAP:
+                self.peer.say(MRA(PEER, mine, MessageKind.OTHER, 20))
+            case I.APR:
+                sent = self.connection.lap_transaction_id if self.connection is not None else 0
+                self.peer.say(APR(PEER, mine, ApStatus.SUCCESS), sent)
             case I.SIDR_REQ:
                 self.peer.say(SIDR_REQ(SERVICE, PEER))
             case I.SIDR_REP:
@@ -249,6 +277,9 @@ class AgentInState:
             I.ESTABLISH: lambda: self.agent.establish(self.comm_id, now),
             I.DISCONNECT: lambda: self.agent.disconnect(self.comm_id, now),
             I.ANSWER: lambda: self.agent.sidr_reply(self.comm_id, SIDR_REP(), now),
+            I.LOAD_PATH: lambda: self.agent.load_path(self.comm_id, PATH, now),
+            I.ANSWER_PATH: lambda: self.agent.answer_path(self.comm_id, ApStatus.SUCCESS, now),
+            I.MIGRATE: lambda: self.agent.migrate(self.comm_id, now),
             I.DESTROY: lambda: self.agent.destroy(self.comm_id, now),
         }
         calls[trigger]()
@@ -261,6 +292,7 @@ def expected(state: CmState, trigger: CmTrigger) -> tuple[CmState, list[str], li
         return state, [], []
     sent, reported = [], []
     repeated = {S.REQ_SENT: "REQ", S.MRA_REQ_RCVD: "REQ", S.DREQ_SENT: "DREQ", S.SIDR_REQ_SENT: "SIDR_REQ"}
+    repeated |= dict.fromkeys(LOADING, "LAP")
     for action in step.actions:
         if action is Action.RESEND:
             sent.append(repeated.get(state, "REP"))
@@ -271,7 +303,9 @@ def expected(state: CmState, trigger: CmTrigger) -> tuple[CmState, list[str], li
     return step.state, sent, reported
 
 
-ROLES = [(s, a) for s in S for a in (True, False) if (s in ACTIVE) <= a and (s in PASSIVE) <= (not a)]
+ROLES = [
+    (s, a) for s in S for a in (True, False) if (s in ACTIVE | LOADING) <= a and (s in PASSIVE | OFFERED) <= (not a)
+]
 ROLES = [(s, a) for s, a in ROLES if s not in SIDR | {S.IDLE} or a]
 NO_REMOTE = {S.REQ_SENT, S.MRA_REQ_RCVD} | SIDR
 
@@ -288,7 +322,7 @@ def check(subject: AgentInState, state: CmState, want: tuple[CmState, list[str],
         assert (subject.agent.next_deadline() is not None) == timed
 
 
-@for_each("trigger", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
+@for_each("trigger", sorted(MESSAGES - {I.REP_STALE, I.LAP_COPY}, key=str), ids=str)
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_messages_follow_the_table(state: CmState, is_active: bool, trigger: CmTrigger) -> None:
     subject = AgentInState(state, is_active)
@@ -297,13 +331,15 @@ def test_messages_follow_the_table(state: CmState, is_active: bool, trigger: CmT
         want = state, [], []
         if trigger is I.REQ and state in NO_REMOTE:
             want = state, [], ["ConnectRequest"]  # taken as a request for another connection
-    elif trigger is I.DREQ and state in NO_REMOTE - {S.SIDR_REQ_RCVD}:
-        want = state, ["DREP"], []
+    elif trigger is I.LAP and is_active and state in CONNECTED:
+        want = state, [], []
+    elif trigger in (I.DREQ, I.LAP) and state in NO_REMOTE - {S.SIDR_REQ_RCVD}:
+        want = state, ["DREP" if trigger is I.DREQ else "APR"], []
     elif trigger is I.SIDR_REQ and state is not S.SIDR_REQ_RCVD:
         want = state, [], ["SidrRequest"]
     subject.receive(trigger)
     if state is S.IDLE and subject.agent.connection(subject.comm_id) is None:
-        dropped = TRANSITIONS[state].get(trigger) is None or trigger in (I.REP, I.DREQ)
+        dropped = TRANSITIONS[state].get(trigger) is None or trigger in (I.REP, I.DREQ, I.LAP)
         assert sum(subject.agent.dropped.values()) == dropped
         assert [type(event).__name__ for event in subject.agent.events()] == (want[2] if not dropped else [])
         assert [type(message).__name__ for message in subject.peer.heard()] == want[1]
@@ -317,6 +353,12 @@ def test_messages_follow_the_table(state: CmState, is_active: bool, trigger: CmT
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_calls_follow_the_table(state: CmState, is_active: bool, trigger: CmTrigger) -> None:
     subject = AgentInState(state, is_active)
+    subject.agent.set_alternate(subject.comm_id, "peer")
+    if trigger is I.LOAD_PATH and state is S.ESTABLISHED and not is_active:
+        with pytest.raises(CmStateError, match="the side that has sent the REQ"):
+            subject.call(trigger)
+        check(subject, state, (state, [], []))
+        return
     if state in ALLOWED[trigger] or trigger is I.DESTROY:
         subject.call(trigger)
     else:
@@ -364,7 +406,7 @@ def test_req_for_a_connected_qp_is_rejected_as_stale(state: CmState, is_active: 
         assert type(subject.peer.only_event()).__name__ == "ConnectRequest"
         assert subject.state is state
         return
-    if state is S.ESTABLISHED:
+    if state in ASKING:
         assert subject.peer.only_event() == PeerQuestion(subject.comm_id)
         assert not subject.peer.heard()
         subject.agent.peer_activity(subject.comm_id, "before", subject.peer.now)

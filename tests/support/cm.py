@@ -10,7 +10,7 @@ from typing import Any
 from rdmacm.address import Gid
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, DisconnectRequested, Event, TimewaitExit
-from rdmacm.proto.cm.messages import REP, REQ, Message, Path, pack_message, unpack_message
+from rdmacm.proto.cm.messages import LAP, REP, REQ, Message, Path, pack_message, unpack_message
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.mad import Mad
 
@@ -29,6 +29,18 @@ def request(**fields: Any) -> REQ:
 def reply(**fields: Any) -> REP:
     """A REP as rxe sends one."""
     return REP(**{"local_qpn": 0x22, "target_ack_delay": 15, "rnr_retry_count": 7, **fields})
+
+
+#: An alternate path of InfiniBand: between other LIDs than the first.
+PATH = Path(Gid("fe80::1"), Gid("fe80::2"), 0x11, 0x21, sl=3, packet_rate=3, subnet_local=True, local_ack_timeout=18)
+
+
+def lap(local_comm_id: int, remote_comm_id: int, remote_qpn: int, path: Path = PATH) -> LAP:
+    """A LAP as the active side sends one."""
+    message = LAP.loading(path)
+    message.local_comm_id, message.remote_comm_id = local_comm_id, remote_comm_id
+    message.remote_qpn_eecn, message.remote_cm_response_timeout = remote_qpn, 20
+    return message
 
 
 def opened(data: bytes) -> Message:

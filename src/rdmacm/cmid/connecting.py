@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from rdmacm.cmid.queues import QueueBase
-from rdmacm.cmid.services import Service, register
+from rdmacm.cmid.services import Service, register, wait_for
 from rdmacm.connparam import MAXIMUM, ConnParam, Ece
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.proto.cm.codes import ApStatus, RejectReason
+from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import DeviceAttr
+from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 from rdmacm.verbs.qp import QPInitAttr
 
@@ -148,12 +150,54 @@ class ConnectionBase(QueueBase):
     # -- both sides -----------------------------------------------------------------------------------
 
     def notify(self, event: int) -> None:
-        """Report IBV_EVENT_COMM_EST (4) of the user's own queue pair, rdma_notify(3).
+        """Report an event of the user's own queue pair, rdma_notify(3).
 
-        EISCONN: the connection is established already, which does no harm; EINVAL: another event, or the state.
+        IBV_EVENT_COMM_EST (4): data has arrived, so the connection is established; EISCONN: it is already, which does
+        no harm. IBV_EVENT_PATH_MIG (6): the queue pair has changed to the alternate path, which :attr:`route` has first
+        from now on, and messages of the connection manager take. EINVAL: another event, the state, no alternate path.
         """
         self._check_alive("notify")
         self._backend.notify(event)
+
+    def load_alternate_path(self, path: PathRecord) -> None:
+        """Offer the peer another alternate path, and wait for its answer. Not in librdmacm.
+
+        The id is the active side of an established connection on InfiniBand. ``path`` begins at the id's port and
+        differs from the first path of :attr:`route` in a LID; then it is the second. Load it into your queue pair with
+        the ALT_PATH and PATH_MIG_STATE of ``init_qp_attr(QPState.RTS)``. ECONNREFUSED: the peer refuses the path, and
+        the text has the status of its APR; EOPNOTSUPP: the peer takes no paths, or the id is on RoCE or the kernel's;
+        ETIMEDOUT: no answer; ECONNRESET, ECANCELED: the connection or the id ended; EINVAL: the state, the path, the
+        passive side, or another thread loads one.
+        """
+        self._check_alive("load_alternate_path")
+        backend = self._backend.alternate_paths("load_alternate_path")
+        wait_for(self._channel.provider, partial(backend.load, path))
+
+    def allow_alternate_paths(self) -> None:
+        """Take offers of alternate paths from the peer: each is an event ALTERNATE_PATH. Not in librdmacm.
+
+        The event is answered by :meth:`answer_alternate_path`. Paths that do not lead to the id's port are refused
+        without an event, and without this call all are. EOPNOTSUPP: the id is on RoCE or the kernel's; EINVAL: there is
+        no connection.
+        """
+        self._check_alive("allow_alternate_paths")
+        self._backend.alternate_paths("allow_alternate_paths").allow()
+
+    @property
+    def offered_path(self) -> PathRecord | None:
+        """The alternate path that the peer offers, seen from this side, until it is answered; None if there is none."""
+        self._check_alive("offered_path")
+        return self._backend.alternate_paths("offered_path").offered
+
+    def answer_alternate_path(self, status: int = ApStatus.SUCCESS) -> None:
+        """Answer an event ALTERNATE_PATH with an :class:`ApStatus`, which the peer's APR carries. Not in librdmacm.
+
+        With SUCCESS the path is the second of :attr:`route`: load it into your queue pair as
+        :meth:`load_alternate_path` says. EINVAL: none is offered (any more), or no such status.
+        """
+        self._check_alive("answer_alternate_path")
+        chosen = member(ApStatus, status, "status", "answer_alternate_path")
+        self._backend.alternate_paths("answer_alternate_path").answer(chosen)
 
     def disconnect(self) -> None:
         """End the connection, rdma_disconnect(3): outstanding work is flushed, and both sides get DISCONNECTED.

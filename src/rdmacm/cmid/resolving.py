@@ -248,8 +248,9 @@ class ResolutionBase:
         Ends in ROUTE_RESOLVED, with ``route.path_rec`` set, or ROUTE_ERROR. On InfiniBand the path record comes from
         the subnet administrator; ROUTE_ERROR is then -ETIMEDOUT (no answer in ``timeout_ms`` milliseconds) or -EINVAL
         (it refused, or knows no path). ``alternate`` also asks for a second path by other LIDs, which the connection
-        request will carry; it is no failure where there is none. ENETUNREACH: no subnet administrator is known; EINVAL:
-        a timeout of 0 or less, or the address is not resolved.
+        request will carry; it is no failure where there is none. EOPNOTSUPP: ``alternate`` on RoCE, iWARP, or through
+        the kernel; ENETUNREACH: no subnet administrator is known; EINVAL: a timeout of 0 or less, or the address is not
+        resolved.
         """
         self._check_alive("resolve_route")
         self._backend.resolve_route(timeout_ms, alternate)
@@ -347,8 +348,10 @@ class ResolutionBase:
         """Set an option, rdma_set_option(3). ``optval`` is a number, or the bytes that C would pass.
 
         ``OptionLevel.ID``: ``IdOption.TOS`` (0..255), ``REUSEADDR`` and ``AFONLY`` (0 or 1), ``ACK_TIMEOUT``
-        (exponent of 4.096 µs); ``OptionLevel.IB``: ``IbOption.PATH`` (an array of ``struct ibv_path_data``).
-        EINVAL: the size, the value, the state; ENOSYS: an unknown option; EADDRINUSE or EADDRNOTAVAIL: REUSEADDR or
+        (exponent of 4.096 µs); ``OptionLevel.IB``: ``IbOption.PATH`` (an array of ``struct ibv_path_data``: the path,
+        with the flags GMP, PRIMARY and BIDIRECTIONAL, and on InfiniBand perhaps an alternate path, with ALTERNATE and
+        BIDIRECTIONAL). EINVAL: the size, the value, the state; EOPNOTSUPP: an alternate path where the wire has none;
+        ENOSYS: an unknown option; EADDRINUSE or EADDRNOTAVAIL: REUSEADDR or
         AFONLY would take a port that another id holds.
         """
         self._check_alive("set_option")

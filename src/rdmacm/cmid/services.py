@@ -11,7 +11,7 @@ from rdmacm.provider import Provider, ServiceBackend, ServiceDone
 if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
 
-__all__ = ["Service", "register"]
+__all__ = ["Service", "register", "wait_for"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Service:
 
         ETIMEDOUT: no answer; EINVAL: the administrator refuses.
         """
-        _wait(self._provider, self._backend.withdraw)
+        wait_for(self._provider, self._backend.withdraw)
 
     def __repr__(self) -> str:
         return f"<Service {self.record.name!r} at [{self.record.service_gid}]:0x{self.record.service_id:x}>"
@@ -43,10 +43,11 @@ class Service:
 
 def register(provider: Provider, begin: Callable[[ServiceDone], ServiceBackend]) -> Service:
     """Register a record by ``begin(done)``, and wait for the outcome."""
-    return Service(_wait(provider, begin), provider)
+    return Service(wait_for(provider, begin), provider)
 
 
-def _wait(provider: Provider, begin: Callable[[ServiceDone], T]) -> T:
+def wait_for(provider: Provider, begin: Callable[[ServiceDone], T]) -> T:
+    """Call ``begin(done)``, wait for ``done``, and raise its error; returns what ``begin`` has returned."""
     outcome: list[RdmaError | None] = []
     result = begin(outcome.append)
     provider.drive(lambda: outcome, None)

@@ -52,6 +52,11 @@ class IbPort:
         return max(found, key=lambda index: self.pkeys[index] & 0x8000, default=None)
 
     @property
+    def lids(self) -> range:
+        """The port's LIDs; empty until the subnet manager has given it any."""
+        return range(self.lid, self.lid + (1 << self.lmc)) if self.lid else range(0)
+
+    @property
     def sa_address(self) -> MadAddress:
         """The address of the subnet administrator (SA). Limited members of the default partition may query it too."""
         return MadAddress(self.sm_lid, sl=self.sm_sl, pkey_index=self.pkey_index(DEFAULT_PKEY) or 0)

@@ -40,7 +40,7 @@ from rdmacm.verbs.enums import EventType, QPAttrMask, QPState, QPType
 if TYPE_CHECKING:
     from rdmacm.failure import Failure
     from rdmacm.proto.cm.codes import RejectReason
-    from rdmacm.provider import ServiceBackend, ServiceDone
+    from rdmacm.provider import AlternatePathBackend, ServiceBackend, ServiceDone
     from rdmacm.resolution.lookup import Lookup
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.qp import QP
@@ -197,6 +197,8 @@ class KernelId(IdCore):
             self.begin("resolve_route")
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
+            if alternate:
+                raise self._no_alternate_paths("resolve_route")
             self.started = perf_counter_ns()
             payload = abi.pair(self.number, timeout_ms)
             try:
@@ -271,6 +273,13 @@ class KernelId(IdCore):
     def register_service(self, name: bytes, lease: int, data: bytes, done: ServiceDone) -> ServiceBackend:
         text = "the kernel's connection manager registers no services"
         raise cm_error(errno.EOPNOTSUPP, text, "register_service", hint="the provider soft, with RDMACM_IB")
+
+    def alternate_paths(self, call: str) -> AlternatePathBackend:
+        raise self._no_alternate_paths(call)
+
+    def _no_alternate_paths(self, call: str) -> RdmaError:
+        text = "the kernel's connection manager loads no alternate paths: rdma_cm has no command for them"
+        return cm_error(errno.EOPNOTSUPP, text, call, str(self.peer_addr or "-"), "one path")
 
     # -- options --------------------------------------------------------------------------------------
 

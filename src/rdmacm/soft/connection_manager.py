@@ -35,7 +35,7 @@ from rdmacm.proto.cm.events import (
     TimewaitExit,
 )
 from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
-from rdmacm.proto.cm.states import CmState
+from rdmacm.proto.cm.states import CONNECTED, CmState
 from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
 
@@ -49,19 +49,18 @@ _IDS = struct.Struct("!xB14xH6xII")
 _COM_MGT = int(MgmtClass.COM_MGT)
 _ATTRIBUTES = frozenset(map(int, AttributeId))
 _REP, _SIDR_REP, _DREQ, _REJ = map(int, (AttributeId.REP, AttributeId.SIDR_REP, AttributeId.DREQ, AttributeId.REJ))
-_LOAD_PATH = frozenset((int(AttributeId.LAP), int(AttributeId.APR)))
 #: States of a request that ends with a REJ. If the REJ is lost, the peer repeats its REP up to so many times, and knows
 #: the number of the queue pair until then.
 _REQUESTED = (CmState.REQ_SENT, CmState.MRA_REQ_RCVD, CmState.REP_RCVD)
 _REPLIES = 4
 #: Those of the messages that are repeated until an answer comes.
 _REPEATED = frozenset(
-    kind & 0xFF for kind in (AttributeId.REQ, AttributeId.REP, AttributeId.DREQ, AttributeId.SIDR_REQ)
+    kind & 0xFF for kind in (AttributeId.REQ, AttributeId.REP, AttributeId.DREQ, AttributeId.LAP, AttributeId.SIDR_REQ)
 )
 
 _REQUESTS = (ConnectRequest, SidrRequest)
 #: States in which a connection is established, or was a moment ago.
-_ESTABLISHED = (CmState.ESTABLISHED, CmState.DREQ_SENT, CmState.DREQ_RCVD, CmState.TIMEWAIT)
+_ESTABLISHED = CONNECTED | {CmState.DREQ_SENT, CmState.DREQ_RCVD, CmState.TIMEWAIT}
 
 #: Takes the ids of a REQ or SIDR_REQ that was not delivered, a function that tells whether a path leads to where it was
 #: sent, the error, and the time (:meth:`rdmacm.proto.cm.engine.Agent.unreachable`).
@@ -308,7 +307,7 @@ class ConnectionManager:
             return Triage.PROCESS
         if attribute in (_REP, _DREQ) or (attribute == _REJ and not receiver_id):
             return Triage.PROCESS_SOME
-        agent.dropped[DropReason.UNSUPPORTED if attribute in _LOAD_PATH else DropReason.UNKNOWN] += 1
+        agent.dropped[DropReason.UNKNOWN] += 1
         self.received[attribute & 0xFF] += 1
         return Triage.DROPPED
 

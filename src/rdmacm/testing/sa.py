@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import product
 from random import Random
 from typing import Any, TypeAlias
 
@@ -425,7 +426,7 @@ class SubnetAdministrator:
     def _paths_between(
         self, source: IbPort, destination: IbPort, query: PathRecord, mask: PathMask
     ) -> Iterable[PathRecord]:
-        """Return the paths that the test has set, or the computed one."""
+        """Return the paths that the test has set, or the computed ones: between LIDs of equal rank first, as OpenSM."""
         given = self._paths.get((source.gids[0], destination.gids[0]))
         if given is not None:
             return given
@@ -437,7 +438,10 @@ class SubnetAdministrator:
             name: getattr(query, name) for name in ("dgid", "sgid", "dlid", "slid") if mask & PathMask[name.upper()]
         }
         path = self.path(source.gids[0], destination.gids[0]).replace(**asked)
-        return [path.replace(pkey=pkey) for pkey in pkeys[:1]]
+        slids = [path.slid] if "slid" in asked else source.lids
+        dlids = [path.dlid] if "dlid" in asked else destination.lids
+        ranks = sorted(product(range(len(slids)), range(len(dlids))), key=lambda pair: pair[0] != pair[1])
+        return [path.replace(pkey=pkey, slid=slids[i], dlid=dlids[j]) for pkey in pkeys[:1] for i, j in ranks]
 
     def _find_multicast_path(self, query: PathRecord, sources: list[IbPort] | None) -> Answer:
         group = self._groups.get(query.dgid)

@@ -320,7 +320,7 @@ class MemorySubnet:
             del self.ports[name]
 
     def _add_attributes(self, name: str, port: IbPort) -> None:
-        lids = range(port.lid, port.lid + (1 << port.lmc)) if port.lid else ()
+        lids = port.lids
         if any(lid in self._names_by_lid or lid == self.sa.lid for lid in lids):
             raise ValueError(f"LID {port.lid} is in use")
         if any(set(port.gids) & set(other.gids) for other in self._attributes.values()):

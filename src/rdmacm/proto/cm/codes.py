@@ -12,6 +12,7 @@ __all__ = [
     "RejectReason",
     "SidrStatus",
     "TransportServiceType",
+    "ap_text",
     "rejection_text",
     "sidr_text",
 ]
@@ -109,7 +110,7 @@ class SidrStatus(IntEnum):
 
 
 class ApStatus(IntEnum):
-    """Status of an APR (InfiniBand Architecture 12.8.2.1)."""
+    """Status of an APR, the answer to an offered alternate path (InfiniBand Architecture 12.8.2.1)."""
 
     SUCCESS = 0
     INVALID_COMM_ID = 1
@@ -145,6 +146,15 @@ def rejection_text(reason: int) -> str:
     except ValueError:
         return f"rejected, reason {reason}"
     return _REJECTION_TEXT.get(known, f"rejected: {known.name.lower().replace('_', ' ')}")
+
+
+def ap_text(status: int) -> str:
+    """The status of an APR that is no success, in words."""
+    try:
+        known = ApStatus(status).name.lower().replace("_", " ")
+    except ValueError:
+        known = str(status)
+    return f"the peer refused the alternate path: {known}"
 
 
 def sidr_text(status: int) -> str:

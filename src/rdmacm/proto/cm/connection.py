@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.proto.cm.fairqueue import FairQueue
-from rdmacm.proto.cm.messages import REP, REQ, SIDR_REQ
+from rdmacm.proto.cm.messages import LAP, REP, REQ, SIDR_REQ
 from rdmacm.proto.cm.states import CmState
 
 __all__ = ["AMPLIFICATION", "Accepts", "CmConnection", "CmListener", "DropReason"]
@@ -30,7 +30,7 @@ class DropReason(Enum):
     UNKNOWN = "no such connection"
     WRONG_PATH = "not from the peer of the connection"
     WRONG_REPORT = "a report of the network about another request"
-    WRONG_QPN = "a DREQ for another queue pair"
+    WRONG_QPN = "a DREQ or LAP for another queue pair"
     UNEXPECTED = "not expected in this state: duplicate, late or wrong"
     NO_LISTENER = "no listener for the service id"
     NO_MATCH = "no listener for the service id takes this request"
@@ -72,7 +72,7 @@ class CmConnection:
 
     #: Local communication id; for SIDR, the request id of a SIDR_REQ sent, or a number of our own for one received.
     comm_id: int
-    #: The path of its messages, as the engine's user names it.
+    #: The path of its first message, as the engine's user names it.
     path: Hashable
     #: Whether this side has sent the request.
     is_active: bool
@@ -118,8 +118,26 @@ class CmConnection:
     #: The user has destroyed the connection and gets no more events.
     is_muted: bool = False
 
+    #: The path that messages take after a migration; None while they take the first one.
+    migrated: Hashable = None
+    #: The path that the queue pair may change to; None if there is none.
+    alternate: Hashable = None
+    #: The LAP sent last or received last, its transaction id, and the APR that has answered the one received.
+    lap: LAP | None = None
+    lap_transaction_id: int = 0
+    apr_mad: bytes = b""
+
     #: The RTU, to send again when the REP arrives again.
     rtu_mad: bytes = b""
     #: For the DREP: the transaction id of the peer's DREQ, and the user's private data.
     dreq_transaction_id: int = 0
     drep_private_data: bytes = b""
+
+    @property
+    def current_path(self) -> Hashable:
+        """The path that messages to the peer take."""
+        return self.path if self.migrated is None else self.migrated
+
+    def is_from_peer(self, path: Hashable) -> bool:
+        """Whether messages of the peer arrive on a path. It may be the first to change to the alternate one."""
+        return path == self.path or (path is not None and path in (self.migrated, self.alternate))

@@ -5,8 +5,8 @@ An :class:`Agent` is driven by the user's calls, by :meth:`Agent.mad_received`, 
 fetches the output from :meth:`Agent.mads_to_send`, :meth:`Agent.events` and :meth:`Agent.next_deadline`.
 
 A ``path`` identifies where a MAD came from or goes to. The engine does not interpret paths; it compares them, and takes
-MADs for a connection from no other path than the connection's. Two paths must be equal if, and only if, they lead to
-the same port of the same peer. (The UDP source port is not part of a path.)
+MADs for a connection from no other path than the connection's, and its alternate one if it has any. Two paths must be
+equal if, and only if, they lead to the same port of the same peer. (The UDP source port is not part of a path.)
 
 No message from a peer raises an exception or makes anything grow without bounds: ``max_connections`` limits the
 connections, a listener's ``backlog`` its unanswered requests, :data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT` timeouts.
@@ -28,13 +28,15 @@ from typing import Any
 from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import outgoing
-from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
+from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, SidrStatus
 from rdmacm.proto.cm.connection import AMPLIFICATION, Accepts, CmConnection, CmListener, DropReason
 from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, SidrRequest
 from rdmacm.proto.cm.machine import StateMachine
 from rdmacm.proto.cm.messages import (
+    APR,
     DREP,
     DREQ,
+    LAP,
     MRA,
     REJ,
     REP,
@@ -43,11 +45,12 @@ from rdmacm.proto.cm.messages import (
     SIDR_REP,
     SIDR_REQ,
     Message,
+    Path,
     pack_message,
     unpack_mad,
 )
 from rdmacm.proto.cm.registry import Connections, Listeners
-from rdmacm.proto.cm.states import AWAITING_USER, TRANSITIONS, CmState, CmTrigger
+from rdmacm.proto.cm.states import AWAITING_USER, CONNECTED, TRANSITIONS, CmState, CmTrigger
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.wire import WireError
@@ -258,7 +261,7 @@ class Agent:
         if connection.state is CmState.DREQ_RCVD:
             connection.drep_private_data = private_data
             packed = outgoing.drep(connection)
-        elif connection.state is CmState.ESTABLISHED:
+        elif connection.state in CONNECTED:
             packed = self.machine.new_dreq(connection, private_data)
         self._step(connection, CmTrigger.DISCONNECT, now, packed=packed)
 
@@ -267,6 +270,47 @@ class Agent:
         connection = self._connections.get(comm_id)
         if connection is not None:
             self._step(connection, CmTrigger.DESTROY, now)
+
+    # -- calls: alternate paths -------------------------------------------------------------------------------
+
+    def set_alternate(self, comm_id: int, path: Hashable) -> None:
+        """Take the peer's messages from another path as well, of which both sides know; from none if it is None."""
+        connection = self._connections.get(comm_id)
+        if connection is not None:
+            connection.alternate = path
+
+    def load_path(self, comm_id: int, path: Path, now: float) -> None:
+        """Offer the peer another alternate path with a LAP. The event PathAnswered follows.
+
+        Only the active side of a connection may, and only one at a time.
+        """
+        connection = self._allowed(comm_id, CmTrigger.LOAD_PATH)
+        if not connection.is_active:
+            why = "only the side that has sent the REQ may offer a path"
+            raise CmStateError(errno.EINVAL, why, CmTrigger.LOAD_PATH.value, f"0x{comm_id:08x}")
+        request = connection.request
+        assert isinstance(request, REQ)
+        lap = LAP.loading(path)
+        lap.local_comm_id, lap.remote_comm_id = comm_id, connection.remote_comm_id or 0
+        lap.remote_qpn_eecn = connection.remote_qpn or 0
+        lap.remote_cm_response_timeout = request.remote_cm_response_timeout
+        tid = self.machine.new_transaction_id(comm_id)
+        packed = pack_message(lap, tid)
+        connection.lap, connection.lap_transaction_id = lap, tid
+        self._step(connection, CmTrigger.LOAD_PATH, now, packed=packed)
+
+    def answer_path(self, comm_id: int, status: int, now: float, info: bytes = b"") -> None:
+        """Answer the event PathOffered with an APR. ``info``: up to 72 bytes that explain the status."""
+        connection = self._allowed(comm_id, CmTrigger.ANSWER_PATH)
+        self._step(connection, CmTrigger.ANSWER_PATH, now, packed=outgoing.apr(connection, status, info))
+
+    def migrate(self, comm_id: int, now: float) -> None:
+        """The queue pair has changed to the alternate path: messages take it too, and the old path is the alternate."""
+        connection = self._allowed(comm_id, CmTrigger.MIGRATE)
+        if connection.alternate is None:
+            why = "the connection has no alternate path"
+            raise CmStateError(errno.EINVAL, why, CmTrigger.MIGRATE.value, f"0x{comm_id:08x}")
+        self._step(connection, CmTrigger.MIGRATE, now)
 
     # -- calls: service id resolution (SIDR) ------------------------------------------------------------------
 
@@ -314,8 +358,8 @@ class Agent:
         except WireError:
             self.dropped[DropReason.MALFORMED] += 1
             return DropReason.MALFORMED
-        handler = _HANDLERS.get(type(message))
-        drop = DropReason.UNSUPPORTED if handler is None else handler(self, message, tid, path, now)
+        handler = _HANDLERS[type(message)]
+        drop = handler(self, message, tid, path, now)
         if drop is not None:
             self.dropped[drop] += 1
         return drop
@@ -447,9 +491,10 @@ class Agent:
     def _handle_mra(self, mra: MRA, _: int, path: Hashable, now: float) -> DropReason | None:
         if mra.message_mraed == MessageKind.REQ:
             return self._deliver(self._connections.requesting(mra.remote_comm_id), path, CmTrigger.MRA_REQ, now, mra)
-        if mra.message_mraed == MessageKind.REP:
-            return self._deliver(self._connections.of_message(mra), path, CmTrigger.MRA_REP, now, mra)
-        return DropReason.UNSUPPORTED
+        trigger = _MRA_TRIGGERS.get(mra.message_mraed)
+        if trigger is None:
+            return DropReason.UNSUPPORTED
+        return self._deliver(self._connections.of_message(mra), path, trigger, now, mra)
 
     def _handle_rtu(self, rtu: RTU, _: int, path: Hashable, now: float) -> DropReason | None:
         return self._deliver(self._connections.of_message(rtu), path, CmTrigger.RTU, now, rtu)
@@ -459,7 +504,7 @@ class Agent:
         if connection is None:
             self.outbox.append((path, pack_message(DREP(dreq.remote_comm_id, dreq.local_comm_id), tid)))
             return DropReason.UNKNOWN
-        if connection.path == path:
+        if connection.is_from_peer(path):
             if dreq.remote_qpn_eecn != connection.local_qpn:
                 return DropReason.WRONG_QPN
             connection.dreq_transaction_id = tid
@@ -467,6 +512,37 @@ class Agent:
 
     def _handle_drep(self, drep: DREP, _: int, path: Hashable, now: float) -> DropReason | None:
         return self._deliver(self._connections.of_message(drep), path, CmTrigger.DREP, now, drep)
+
+    def _handle_lap(self, lap: LAP, tid: int, path: Hashable, now: float) -> DropReason | None:
+        connection = self._connections.of_message(lap)
+        if connection is None:
+            self.outbox.append((path, outgoing.apr_refusal(lap, ApStatus.INVALID_COMM_ID, tid)))
+            return DropReason.UNKNOWN
+        if not connection.is_from_peer(path):
+            return DropReason.WRONG_PATH
+        if connection.is_active:
+            return DropReason.UNEXPECTED
+        if connection.state in CONNECTED and lap.remote_qpn_eecn != connection.local_qpn:
+            self.outbox.append((path, outgoing.apr_refusal(lap, ApStatus.INVALID_QPN_EECN, tid)))
+            return DropReason.WRONG_QPN
+        is_copy = tid == connection.lap_transaction_id
+        if is_copy and connection.apr_mad:
+            return self._deliver(connection, path, CmTrigger.LAP_COPY, now, lap)
+        if connection.state is CmState.ESTABLISHED:
+            connection.lap, connection.lap_transaction_id, connection.apr_mad = lap, tid, b""
+        elif not is_copy:
+            return DropReason.UNEXPECTED
+        drop = self._deliver(connection, path, CmTrigger.LAP, now, lap)
+        if drop is None and self._mra_service_timeout is not None:
+            self._step(connection, CmTrigger.ALLOW_MRA, now)
+        return drop
+
+    def _handle_apr(self, apr: APR, tid: int, path: Hashable, now: float) -> DropReason | None:
+        connection = self._connections.of_message(apr)
+        # It may answer an earlier LAP, which was given up. A system may change the upper half of a transaction id.
+        if connection is not None and (tid ^ connection.lap_transaction_id) & 0xFFFFFFFF:
+            return DropReason.UNEXPECTED
+        return self._deliver(connection, path, CmTrigger.APR, now, apr)
 
     def _handle_sidr_req(self, req: SIDR_REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
         known = self._connections.of_peer(req.request_id, None, path)
@@ -546,7 +622,7 @@ class Agent:
         """Pass a message to the state machine of its connection, if it came on the connection's path."""
         if connection is None:
             return DropReason.UNKNOWN
-        if connection.path != path:
+        if connection.path != path and not connection.is_from_peer(path):
             return DropReason.WRONG_PATH
         if connection.allowance is not None:
             # A copy of the request has been sent by the address that it names, or by anybody who forges that address.
@@ -575,7 +651,10 @@ class Agent:
         return self._connections.free_id(self._random, self._id_prefix)
 
 
-#: The handler of each message. LAP and APR have none: loading an alternate path is not supported.
+#: What an MRA of a message other than a REQ is to the connection that has sent the message.
+_MRA_TRIGGERS: dict[int, CmTrigger] = {MessageKind.REP: CmTrigger.MRA_REP, MessageKind.OTHER: CmTrigger.MRA_LAP}
+
+#: The handler of each message.
 _HANDLERS: dict[type[Message], Callable[[Agent, Any, int, Hashable, float], DropReason | None]] = {
     REQ: Agent._handle_req,
     REP: Agent._handle_rep,
@@ -584,6 +663,8 @@ _HANDLERS: dict[type[Message], Callable[[Agent, Any, int, Hashable, float], Drop
     RTU: Agent._handle_rtu,
     DREQ: Agent._handle_dreq,
     DREP: Agent._handle_drep,
+    LAP: Agent._handle_lap,
+    APR: Agent._handle_apr,
     SIDR_REQ: Agent._handle_sidr_req,
     SIDR_REP: Agent._handle_sidr_rep,
 }

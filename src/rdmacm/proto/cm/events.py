@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from rdmacm.proto.cm.connection import CmListener
-from rdmacm.proto.cm.messages import REP, REQ, SIDR_REP, SIDR_REQ
+from rdmacm.proto.cm.messages import APR, LAP, REP, REQ, SIDR_REP, SIDR_REQ
 
 __all__ = [
     "ConnectReply",
@@ -18,6 +18,8 @@ __all__ = [
     "Event",
     "Failed",
     "NetworkError",
+    "PathAnswered",
+    "PathOffered",
     "PeerQuestion",
     "Rejected",
     "SidrReply",
@@ -110,6 +112,22 @@ class Disconnected:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class PathOffered:
+    """A LAP arrived: the peer offers another alternate path. Answered by ``answer_path``."""
+
+    comm_id: int
+    lap: LAP
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class PathAnswered:
+    """The APR to the LAP of ``load_path`` arrived; None if the peer did not answer."""
+
+    comm_id: int
+    apr: APR | None
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Failed:
     """An exception that is a fault of this package has ended the connection, which was established or not.
 
@@ -157,6 +175,8 @@ Event: TypeAlias = (
     | PeerQuestion
     | DisconnectRequested
     | Disconnected
+    | PathOffered
+    | PathAnswered
     | Failed
     | TimewaitExit
     | SidrRequest

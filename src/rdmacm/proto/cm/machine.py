@@ -132,6 +132,14 @@ class StateMachine:
     def _send_dreq_once(self, connection: CmConnection, *_: object) -> None:
         self._send(connection, self.new_dreq(connection))
 
+    def _send_apr(self, connection: CmConnection, _now: float, _: object, packed: bytes) -> None:
+        if packed:
+            connection.apr_mad = packed
+        self._send(connection, connection.apr_mad)
+
+    def _change_path(self, connection: CmConnection, *_: object) -> None:
+        connection.migrated, connection.alternate = connection.alternate, connection.current_path
+
     def _send_sidr_rep(self, connection: CmConnection, _now: float, _: object, packed: bytes) -> None:
         self._send(connection, packed or outgoing.sidr_rep(connection, SIDR_REP(status=SidrStatus.REJECT)))
 
@@ -163,7 +171,7 @@ class StateMachine:
                 self._dropped[DropReason.UNANSWERED] += 1
                 return
             connection.allowance -= 1
-        self.outbox.append((connection.path, mad))
+        self.outbox.append((connection.current_path, mad))
 
     def _send_unanswered(self, connection: CmConnection, now: float) -> None:
         connection.was_extended = False
@@ -188,6 +196,9 @@ PERFORM: dict[Action, _Perform] = {
     Action.SEND_REQ: StateMachine._send_until_answered,
     Action.SEND_REP: StateMachine._send_until_answered,
     Action.SEND_DREQ: StateMachine._send_until_answered,
+    Action.SEND_LAP: StateMachine._send_until_answered,
+    Action.SEND_APR: StateMachine._send_apr,
+    Action.CHANGE_PATH: StateMachine._change_path,
     Action.SEND_SIDR_REQ: StateMachine._send_until_answered,
     Action.MUTE: StateMachine._mute,
     Action.SEND_RTU: StateMachine._send_rtu,

@@ -18,7 +18,7 @@ the attribute modifier of the MAD's header.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Self, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY, Gid
@@ -395,7 +395,7 @@ class SIDR_REP(Packed):
 
 @dataclass(slots=True, unsafe_hash=True)
 class LAP(Packed):
-    """Load alternate path (InfiniBand Architecture 12.8.1). Parsed, but never sent."""
+    """Load alternate path (InfiniBand Architecture 12.8.1)."""
 
     ATTRIBUTE: ClassVar = AttributeId.LAP
     PRIVATE_DATA: ClassVar = 168
@@ -437,10 +437,27 @@ class LAP(Packed):
     alternate_local_ack_timeout: int
     private_data: bytes = b""
 
+    @classmethod
+    def loading(cls, path: Path) -> Self:
+        """A LAP for a path. The ids, the queue pair and the timeout, which are the connection's, are 0."""
+        return cls(0, 0, 0, 0, *(getattr(path, name.removeprefix(_LAP_PREFIX)) for name in _LAP_PATH))
+
+    @property
+    def alternate(self) -> Path:
+        """The path, as a REQ would carry it."""
+        return Path(**{name.removeprefix(_LAP_PREFIX): getattr(self, name) for name in _LAP_PATH})
+
+
+_LAP_PREFIX = "alternate_"
+_LAP_PATH = tuple(field.name for field in fields(LAP) if field.name.startswith(_LAP_PREFIX))
+
 
 @dataclass(slots=True, unsafe_hash=True)
 class APR(Packed):
-    """Reply to a LAP (InfiniBand Architecture 12.8.2). Parsed, but never sent."""
+    """Alternate path response, the answer to a LAP (InfiniBand Architecture 12.8.2).
+
+    ``ap_status`` is an :class:`~rdmacm.proto.cm.codes.ApStatus`, ``additional_info`` what the status explains further.
+    """
 
     ATTRIBUTE: ClassVar = AttributeId.APR
     PRIVATE_DATA: ClassVar = 148

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportServiceType
+from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, TransportServiceType
 from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.events import (
     ConnectReply,
@@ -14,6 +14,8 @@ from rdmacm.proto.cm.events import (
     DisconnectRequested,
     Established,
     Event,
+    PathAnswered,
+    PathOffered,
     PeerQuestion,
     Rejected,
     SidrReply,
@@ -21,10 +23,23 @@ from rdmacm.proto.cm.events import (
     TimewaitExit,
     Unreachable,
 )
-from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, REP, REQ, SIDR_REP, SIDR_REQ, pack_message
+from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, SIDR_REP, SIDR_REQ, pack_message
 from rdmacm.proto.cm.states import Action, CmState, CmTrigger
 
-__all__ = ["REPORTS", "drep", "dreq", "mra", "peer_qpn", "refusal", "rej", "rej_stale", "rej_timeout", "sidr_rep"]
+__all__ = [
+    "REPORTS",
+    "apr",
+    "apr_refusal",
+    "drep",
+    "dreq",
+    "mra",
+    "peer_qpn",
+    "refusal",
+    "rej",
+    "rej_stale",
+    "rej_timeout",
+    "sidr_rep",
+]
 
 #: Which message a REJ rejects, by the state it is sent in.
 _REJECTED_MESSAGE = {
@@ -78,9 +93,11 @@ def refusal(req: REQ, reason: RejectReason, transaction_id: int, ari: bytes = b"
 
 def mra(connection: CmConnection, service_timeout: int) -> bytes:
     """A MAD with an MRA; ``service_timeout`` is the exponent within which the answer follows."""
-    kind = MessageKind.REP if connection.is_active else MessageKind.REQ
+    kind, tid = MessageKind.REP if connection.is_active else MessageKind.REQ, connection.transaction_id
+    if connection.state is CmState.MRA_LAP_SENT:
+        kind, tid = MessageKind.OTHER, connection.lap_transaction_id
     message = MRA(connection.comm_id, connection.remote_comm_id or 0, kind, service_timeout)
-    return pack_message(message, connection.transaction_id)
+    return pack_message(message, tid)
 
 
 def dreq(connection: CmConnection, transaction_id: int, private_data: bytes = b"") -> bytes:
@@ -93,6 +110,17 @@ def drep(connection: CmConnection) -> bytes:
     """A MAD with the DREP that answers the peer's DREQ."""
     message = DREP(connection.comm_id, connection.remote_comm_id or 0, connection.drep_private_data)
     return pack_message(message, connection.dreq_transaction_id)
+
+
+def apr(connection: CmConnection, status: int, info: bytes = b"") -> bytes:
+    """A MAD with the APR that answers the peer's LAP; ``info`` is its additional information."""
+    message = APR(connection.comm_id, connection.remote_comm_id or 0, status, len(info), info)
+    return pack_message(message, connection.lap_transaction_id)
+
+
+def apr_refusal(lap: LAP, status: ApStatus, transaction_id: int) -> bytes:
+    """A MAD with the APR to a LAP that is not for a connection and its queue pair."""
+    return pack_message(APR(lap.remote_comm_id, lap.local_comm_id, status), transaction_id)
 
 
 def sidr_rep(connection: CmConnection, reply: SIDR_REP) -> bytes:
@@ -136,5 +164,7 @@ REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
     Action.REPORT_PEER_QUESTION: lambda c, *_: PeerQuestion(c.comm_id),
     Action.REPORT_DISCONNECT_REQUESTED: lambda c, *_: DisconnectRequested(c.comm_id),
     Action.REPORT_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is CmTrigger.EXHAUSTED),
+    Action.REPORT_PATH_OFFERED: lambda c, _, lap: PathOffered(c.comm_id, lap),
+    Action.REPORT_PATH_ANSWERED: lambda c, _, apr: PathAnswered(c.comm_id, apr),
     Action.REPORT_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),
 }

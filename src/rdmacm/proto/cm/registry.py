@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
-from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU
+from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, RTU
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.timerheap import LazyTimerHeap
@@ -64,7 +64,7 @@ class Connections:
         """The connection with a remote communication id; with ``guid`` None, the SIDR request with that id."""
         return self._by_remote_id.get((remote_comm_id, guid, path))
 
-    def of_message(self, message: RTU | DREQ | DREP | REJ | MRA) -> CmConnection | None:
+    def of_message(self, message: RTU | DREQ | DREP | REJ | MRA | LAP | APR) -> CmConnection | None:
         """The connection that both communication ids of a message belong to."""
         connection = self._by_id.get(message.remote_comm_id)
         if connection is None or connection.remote_comm_id != message.local_comm_id:

@@ -32,6 +32,15 @@ If the peer answers, the message is rejected with reason 10. If it does not, the
 copy of the message is taken. In any other state the message is rejected at once, and the older connection stays. Linux
 rejects the message and ends an established connection without asking, so one forged REQ ends it.
 
+**Alternate paths.** A connection on InfiniBand may have a second path, which its queue pairs use when the first one
+fails. The REQ may bring it; the active side loads another with a LAP, which is repeated until the APR answers it
+(LAP_SENT, MRA_LAP_RCVD). On the passive side the LAP is reported to the user (LAP_RCVD), whose answer sends the APR.
+Until the user answers, a copy of the LAP is answered with an MRA, after ALLOW_MRA (MRA_LAP_SENT). A copy of a LAP that
+is answered already (LAP_COPY) gets the same APR again, because the first one may have been lost. All four states are
+states of an established connection: it carries data, and ends like any other, with or without an APR. A LAP that is not
+answered leaves the connection as it was. MIGRATE says that the queue pair has changed to the other path, and messages
+follow it. It has to wait for the APR. Linux no longer sends LAPs, and reports those it gets to nobody.
+
 **Datagrams.** A SIDR_REQ is repeated until a SIDR_REP arrives. The passive side forgets the request once it has
 answered; a later copy is reported as a new request.
 
@@ -58,6 +67,7 @@ __all__ = [
     "CALLS",
     "RETRYING",
     "AWAITING_USER",
+    "CONNECTED",
     "INTERNAL",
     "TRANSITIONS",
     "Action",
@@ -82,6 +92,10 @@ class CmState(Enum):
     REP_SENT = "REP_SENT"
     MRA_REP_RCVD = "MRA_REP_RCVD"
     ESTABLISHED = "ESTABLISHED"
+    LAP_SENT = "LAP_SENT"
+    MRA_LAP_RCVD = "MRA_LAP_RCVD"
+    LAP_RCVD = "LAP_RCVD"
+    MRA_LAP_SENT = "MRA_LAP_SENT"
     DREQ_SENT = "DREQ_SENT"
     DREQ_RCVD = "DREQ_RCVD"
     TIMEWAIT = "TIMEWAIT"
@@ -103,6 +117,9 @@ class CmTrigger(Enum):
     DISCONNECT = "disconnect"
     RESOLVE = "sidr_request"
     ANSWER = "sidr_reply"
+    LOAD_PATH = "load_path"
+    ANSWER_PATH = "answer_path"
+    MIGRATE = "migrate"
     DESTROY = "destroy"
 
     REQ = "REQ"
@@ -115,6 +132,10 @@ class CmTrigger(Enum):
     REJ_STALE = "REJ for a stale connection"
     DREQ = "DREQ"
     DREP = "DREP"
+    LAP = "LAP"
+    LAP_COPY = "LAP that is answered"
+    MRA_LAP = "MRA of a LAP"
+    APR = "APR"
     SIDR_REQ = "SIDR_REQ"
     SIDR_REP = "SIDR_REP"
 
@@ -141,6 +162,9 @@ class Action(Enum):
     SEND_DREQ = "send DREQ until answered"
     SEND_DREQ_ONCE = "send DREQ"
     SEND_DREP = "send DREP"
+    SEND_LAP = "send LAP until answered"
+    SEND_APR = "send APR"
+    CHANGE_PATH = "use the other path"
     SEND_SIDR_REQ = "send SIDR_REQ until answered"
     SEND_SIDR_REP = "send SIDR_REP"
     RESEND = "repeat the last message"
@@ -159,6 +183,8 @@ class Action(Enum):
     REPORT_DISCONNECT_REQUESTED = "DisconnectRequested"
     REPORT_DISCONNECTED = "Disconnected"
     REPORT_TIMEWAIT_EXIT = "TimewaitExit"
+    REPORT_PATH_OFFERED = "PathOffered"
+    REPORT_PATH_ANSWERED = "PathAnswered"
     REPORT_SIDR_REQUEST = "SidrRequest"
     REPORT_SIDR_REPLY = "SidrReply"
 
@@ -184,6 +210,9 @@ CALLS = frozenset(
         _T.DISCONNECT,
         _T.RESOLVE,
         _T.ANSWER,
+        _T.LOAD_PATH,
+        _T.ANSWER_PATH,
+        _T.MIGRATE,
         _T.DESTROY,
     )
 )
@@ -193,9 +222,21 @@ MESSAGES = frozenset(CmTrigger) - CALLS - INTERNAL
 #: States in which the user has not answered a request yet. A listener's backlog counts them.
 AWAITING_USER = frozenset((_S.REQ_RCVD, _S.MRA_REQ_SENT, _S.SIDR_REQ_RCVD))
 
+#: States of an established connection.
+CONNECTED = frozenset((_S.ESTABLISHED, _S.LAP_SENT, _S.MRA_LAP_RCVD, _S.LAP_RCVD, _S.MRA_LAP_SENT))
+
 #: States in which a message is repeated until it is answered.
 RETRYING = frozenset(
-    (_S.REQ_SENT, _S.MRA_REQ_RCVD, _S.REP_SENT, _S.MRA_REP_RCVD, _S.DREQ_SENT, _S.SIDR_REQ_SENT),
+    (
+        _S.REQ_SENT,
+        _S.MRA_REQ_RCVD,
+        _S.REP_SENT,
+        _S.MRA_REP_RCVD,
+        _S.LAP_SENT,
+        _S.MRA_LAP_RCVD,
+        _S.DREQ_SENT,
+        _S.SIDR_REQ_SENT,
+    ),
 )
 
 
@@ -204,7 +245,11 @@ def _drop(*triggers: CmTrigger) -> dict[CmTrigger, Transition | None]:
 
 
 _NOT_SIDR = _drop(_T.SIDR_REQ, _T.SIDR_REP)
-_ONLY_SIDR = _drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREQ, _T.DREP)
+_NO_PATHS = _drop(_T.LAP, _T.LAP_COPY, _T.MRA_LAP, _T.APR)
+_ONLY_SIDR = {
+    **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREQ, _T.DREP),
+    **_NO_PATHS,
+}
 
 _ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
     _S.REQ_SENT: {
@@ -218,6 +263,7 @@ _ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.NETWORK_ERROR: Transition(_S.IDLE, (Action.REPORT_UNREACHABLE,)),
         _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT,)),
         **_drop(_T.REQ, _T.MRA_REP, _T.RTU, _T.DREQ, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.MRA_REQ_RCVD: {
@@ -230,6 +276,7 @@ _ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.EXHAUSTED: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
         _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT,)),
         **_drop(_T.REQ, _T.MRA_REP, _T.RTU, _T.DREQ, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.REP_RCVD: {
@@ -242,6 +289,7 @@ _ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         # A peer that data has established may disconnect before it receives the RTU. It repeats the DREQ.
         **_drop(_T.DREQ),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.MRA_REP_SENT: {
@@ -252,6 +300,7 @@ _ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
         _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.DREQ, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
 }
@@ -265,6 +314,7 @@ _PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
         _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.DREQ, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.MRA_REQ_SENT: {
@@ -275,6 +325,7 @@ _PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
         _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
         **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.DREQ, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.REP_SENT: {
@@ -289,6 +340,7 @@ _PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ, Action.MUTE)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.REP, _T.REP_STALE, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.MRA_REP_RCVD: {
@@ -303,6 +355,7 @@ _PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ, Action.MUTE)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.REP, _T.REP_STALE, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
 }
@@ -317,6 +370,9 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REP: Transition(_S.IDLE, (Action.SEND_REJ,)),
         _T.DREQ: Transition(_S.IDLE, (Action.SEND_DREP,)),
         **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP, _T.SIDR_REP),
+        # A LAP for an unknown connection is answered like a DREQ, so that the peer need not run out of retries.
+        _T.LAP: Transition(_S.IDLE, (Action.SEND_APR,)),
+        **_drop(_T.LAP_COPY, _T.MRA_LAP, _T.APR),
     },
     _S.ESTABLISHED: {
         _T.ESTABLISH: Transition(_S.ESTABLISHED),
@@ -332,7 +388,12 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.RETRY: Transition(_S.ESTABLISHED, (Action.AWAIT_ANSWER_AGAIN, Action.REPORT_PEER_QUESTION)),
         _T.EXHAUSTED: Transition(_S.DREQ_SENT, (Action.RELEASE_QPN, Action.SEND_DREQ)),
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
-        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.DREP),
+        # Only the active side sends a LAP, and only the passive side can receive one.
+        _T.LOAD_PATH: Transition(_S.LAP_SENT, (Action.SEND_LAP,)),
+        _T.LAP: Transition(_S.LAP_RCVD, (Action.REPORT_PATH_OFFERED,)),
+        _T.LAP_COPY: Transition(_S.ESTABLISHED, (Action.SEND_APR,)),
+        _T.MIGRATE: Transition(_S.ESTABLISHED, (Action.CHANGE_PATH,)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.DREP, _T.MRA_LAP, _T.APR),
         **_NOT_SIDR,
     },
     _S.DREQ_SENT: {
@@ -346,12 +407,14 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         # Earlier DREQs may have been lost, and none is repeated from now on.
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.DREQ_RCVD: {
         _T.DISCONNECT: Transition(_S.TIMEWAIT, (Action.SEND_DREP,)),
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREP, Action.MUTE)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREQ, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.TIMEWAIT: {
@@ -361,8 +424,52 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.TIMEWAIT_OVER: Transition(_S.IDLE, (Action.REPORT_TIMEWAIT_EXIT,)),
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.MUTE,)),
         **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP),
+        **_NO_PATHS,
         **_NOT_SIDR,
     },
+}
+
+_CALLS_ON_PATHS = (_T.LOAD_PATH, _T.MIGRATE)
+_ASKING = (_T.STALE, _T.PEER_ANSWERED, _T.RETRY, _T.EXHAUSTED)
+
+
+def _connected(
+    state: CmState, without: tuple[CmTrigger, ...], changes: dict[CmTrigger, Transition | None]
+) -> dict[CmTrigger, Transition | None]:
+    """The row of ESTABLISHED for another state of an established connection, without some triggers, and changed."""
+    row = {trigger: step for trigger, step in _BOTH[_S.ESTABLISHED].items() if trigger not in without}
+    for trigger, step in row.items():
+        if step is not None and step.state is _S.ESTABLISHED:
+            row[trigger] = Transition(state, step.actions)
+    return {**row, **changes}
+
+
+def _loading(state: CmState) -> dict[CmTrigger, Transition | None]:
+    answered = Transition(_S.ESTABLISHED, (Action.REPORT_PATH_ANSWERED,))
+    return _connected(
+        state,
+        (*_CALLS_ON_PATHS, *_ASKING),
+        {
+            _T.MRA_LAP: Transition(_S.MRA_LAP_RCVD, (Action.EXTEND_WAIT,)),
+            _T.APR: answered,
+            # The timer is that of the LAP, so the peer is not asked here whether it has restarted.
+            _T.RETRY: Transition(state, (Action.RESEND,)),
+            _T.EXHAUSTED: answered,
+            **_drop(_T.LAP, _T.LAP_COPY),
+        },
+    )
+
+
+def _offered(state: CmState, copy: Transition | None) -> dict[CmTrigger, Transition | None]:
+    answer = Transition(_S.ESTABLISHED, (Action.SEND_APR,))
+    return _connected(state, _CALLS_ON_PATHS, {_T.LAP: copy, _T.ANSWER_PATH: answer, **_drop(_T.LAP_COPY)})
+
+
+_PATHS: dict[CmState, dict[CmTrigger, Transition | None]] = {
+    _S.LAP_SENT: _loading(_S.LAP_SENT),
+    _S.MRA_LAP_RCVD: _loading(_S.MRA_LAP_RCVD),
+    _S.LAP_RCVD: {**_offered(_S.LAP_RCVD, None), _T.ALLOW_MRA: Transition(_S.MRA_LAP_SENT)},
+    _S.MRA_LAP_SENT: _offered(_S.MRA_LAP_SENT, Transition(_S.MRA_LAP_SENT, (Action.SEND_MRA,))),
 }
 
 _SIDR: dict[CmState, dict[CmTrigger, Transition | None]] = {
@@ -384,4 +491,4 @@ _SIDR: dict[CmState, dict[CmTrigger, Transition | None]] = {
 }
 
 #: state → trigger → transition. None: the message is dropped. Missing: the call is refused.
-TRANSITIONS: dict[CmState, dict[CmTrigger, Transition | None]] = {**_BOTH, **_ACTIVE, **_PASSIVE, **_SIDR}
+TRANSITIONS: dict[CmState, dict[CmTrigger, Transition | None]] = {**_BOTH, **_ACTIVE, **_PASSIVE, **_PATHS, **_SIDR}

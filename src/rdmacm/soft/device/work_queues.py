@@ -178,7 +178,8 @@ class WorkQueues(Generic[E]):
     def _check_change(self, state: QPState, bits: int) -> None:
         """Refuse what :meth:`modify` does not do here: an alternate path, or RTS while the send queue drains."""
         if bits & QP_ALT_PATH:
-            raise cm_error(errno.EINVAL, "the device has no alternate paths", "modify_qp", hint="leave out ALT_PATH")
+            why = "the device has no alternate paths: RoCE has no path migration"
+            raise cm_error(errno.EINVAL, why, "modify_qp", hint="leave out ALT_PATH")
         if self.state is _SQD:
             if state is _RTS and self._is_draining:
                 why = "requests are still in progress"

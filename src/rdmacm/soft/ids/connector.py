@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.provider import AlternatePathBackend
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag
 
@@ -103,6 +104,12 @@ class Connector(Protocol):
 
     def notify_established(self) -> None:
         """The application has received data before the confirmation; EISCONN when the connection is established."""
+
+    def notify_migrated(self) -> None:
+        """The queue pair uses the alternate path now; CmStateError where there is none."""
+
+    def alternate_path(self) -> AlternatePathBackend:
+        """The alternate path of the connection, whose wire has such paths."""
 
     def data_arrived(self) -> None:
         """The queue pair has received data before the confirmation, which may be lost."""

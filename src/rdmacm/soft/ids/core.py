@@ -7,6 +7,7 @@ An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves a
 
 from __future__ import annotations
 
+import errno
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -16,7 +17,7 @@ from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddr
 from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmStateError
+from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.multicast import GroupJoin
@@ -30,8 +31,9 @@ from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
+from rdmacm.verbs.enums import LinkLayer
 
-__all__ = ["IdCore", "explain_failure", "family_of", "host_of", "steps_of", "wildcard_of"]
+__all__ = ["IdCore", "explain_failure", "family_of", "host_of", "no_alternate_paths", "steps_of", "wildcard_of"]
 
 _NO_GID = Gid()
 
@@ -157,6 +159,11 @@ class IdCore:
             refusal(self.state), f"not allowed in state {self.state.name}", call, hint=_HINTS.get(self.state)
         )
 
+    @property
+    def has_alternate_paths(self) -> bool:
+        """Whether the id's wire has alternate paths: only InfiniBand has."""
+        return self.port_view is not None and self.port_view.port.link_layer is LinkLayer.INFINIBAND
+
     # -- events ---------------------------------------------------------------------------------------
 
     def post(
@@ -269,6 +276,13 @@ def explain_failure(core: IdCore, lookup: AddressLookup, failure: Failure) -> Ex
     """The explanation of a failed address resolution, which begins with the id's binding."""
     bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in core.taken_steps if name == "bind")
     return lookup.explain(None, failure, bind)
+
+
+def no_alternate_paths(core: IdCore, call: str) -> RdmaError:
+    """The error of a call for an alternate path on an id whose wire has none."""
+    where = core.port_view.device.name if core.port_view is not None else "the id"
+    message = f"{where} is on no InfiniBand port: RoCE has no alternate paths, and no path migration"
+    return cm_error(errno.EOPNOTSUPP, message, call, str(core.peer_addr), "no alternate path")
 
 
 def _no_owner() -> None:

@@ -18,7 +18,15 @@ from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
 from rdmacm.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import states
-from rdmacm.proto.cm.codes import RejectReason, SidrStatus, TransportServiceType, rejection_text, sidr_text
+from rdmacm.proto.cm.codes import (
+    ApStatus,
+    FailoverAccepted,
+    RejectReason,
+    SidrStatus,
+    TransportServiceType,
+    rejection_text,
+    sidr_text,
+)
 from rdmacm.proto.cm.connection import CmConnection, CmListener
 from rdmacm.proto.cm.events import (
     ConnectReply,
@@ -29,6 +37,8 @@ from rdmacm.proto.cm.events import (
     Event,
     Failed,
     NetworkError,
+    PathAnswered,
+    PathOffered,
     Rejected,
     SidrReply,
     SidrRequest,
@@ -43,13 +53,14 @@ from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import QueuedEvent
 from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.ids.alternate_path import AlternatePath
 from rdmacm.soft.ids.connector import ConnectorUser
 from rdmacm.soft.ids.core import IdCore
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr
-from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
+from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPType
 
 __all__ = ["NO_ECE", "IbCmConnector", "IbCmUser"]
 
@@ -114,7 +125,7 @@ class IbCmUser(ConnectorUser, Protocol):
 class IbCmConnector:
     """See :class:`rdmacm.soft.ids.connector.Connector`; ``core`` and ``user`` are two sides of the same id."""
 
-    __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
+    __slots__ = ("_accepted", "_alternate", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
 
     def __init__(self, core: IdCore, user: IbCmUser) -> None:
         #: The id, as its link and its connector share it.
@@ -127,6 +138,8 @@ class IbCmConnector:
         self._to_post: int | None = None
         #: The agent's record of the connection; None before the request, and after :meth:`close`.
         self._connection: CmConnection | None = None
+        #: The alternate path, once the application has asked for it.
+        self._alternate: AlternatePath | None = None
         #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
         self._accepted: ConnParam | None = None
         #: See :class:`rdmacm.soft.ids.connector.Connector`.
@@ -138,7 +151,7 @@ class IbCmConnector:
 
     @property
     def is_established(self) -> bool:
-        return self._connection is not None and self._connection.state is states.CmState.ESTABLISHED
+        return self._connection is not None and self._connection.state in states.CONNECTED
 
     @property
     def _cm(self) -> ConnectionManager:
@@ -245,6 +258,8 @@ class IbCmConnector:
         if isinstance(request, REQ) and request.vendor_id:
             self.peer_ece = Ece(request.vendor_id, request.attr_mod)
         self._connection = cm.own(event.comm_id, self)
+        if len(self._id.paths) > 1:
+            cm.agent.set_alternate(event.comm_id, self._user.link.cm_path(self._id.paths[1]))
         return param_of_request(request, isinstance(self._id.local_addr, InetAddr))
 
     # -- connecting -----------------------------------------------------------------------------------
@@ -262,7 +277,8 @@ class IbCmConnector:
         else:
             assert peer is not None
             service = peer.sid
-        path = link.cm_path()
+        path = link.cm_path(core.paths[0])
+        alternate = link.cm_path(core.paths[1]) if len(core.paths) > 1 else None
 
         def send() -> None:
             cm, now = self._cm, self._now()
@@ -277,6 +293,8 @@ class IbCmConnector:
                     request = self._request(service, private_data, param, qp_num, ece)
                     life = core.paths[0].packet_life_time
                     comm_id = agent.connect(path, request, now, packet_life_time=life)
+                    if alternate is not None:
+                        agent.set_alternate(comm_id, alternate)
             except BaseException:
                 cm.request_raised()
                 raise
@@ -334,6 +352,12 @@ class IbCmConnector:
 
     # -- answering ------------------------------------------------------------------------------------
 
+    def _failover_accepted(self) -> FailoverAccepted:
+        request = self._open().request
+        if not isinstance(request, REQ) or request.alternate is NO_PATH or len(self._id.paths) > 1:
+            return FailoverAccepted.ACCEPTED
+        return self._user.link.no_failover
+
     def prepare_accept(self, param: ConnParam) -> None:
         peer = self._id.peer_addr
         self._check_size(param.private_data, SIDR_REP if self._id.qp_type == QPType.UD else REP, "accept")
@@ -350,6 +374,7 @@ class IbCmConnector:
             initiator_depth=param.initiator_depth,
             target_ack_delay=CA_ACK_DELAY,
             end_to_end_flow_control=bool(param.flow_control),
+            failover_accepted=self._failover_accepted(),
             rnr_retry_count=min(param.rnr_retry_count, _MAX_RETRIES),
             srq=is_xrc or bool(param.srq),
             local_ca_guid=self._node_guid(),
@@ -394,10 +419,20 @@ class IbCmConnector:
 
     def notify_established(self) -> None:
         connection = self._open()
-        if connection.state is states.CmState.ESTABLISHED:
+        if connection.state in states.CONNECTED:
             raise cm_error(errno.EISCONN, "the connection is established already", "notify")
         self._cm.agent.establish(connection.comm_id, self._now())
         self._cm.dispatch()
+
+    def notify_migrated(self) -> None:
+        core = self._id
+        self._cm.agent.migrate(self._open().comm_id, self._now())
+        core.paths = core.paths[1::-1]
+
+    def alternate_path(self) -> AlternatePath:
+        if self._alternate is None:
+            self._alternate = AlternatePath(self._id, self._user.link, self._open())
+        return self._alternate
 
     def data_arrived(self) -> None:
         if self._connection is not None:
@@ -420,6 +455,9 @@ class IbCmConnector:
             self._unlisten()
         if self._connection is not None:
             connection, self._connection = self._connection, None
+            if self._alternate is not None:
+                self._alternate.end(errno.ECANCELED, "the id was destroyed")
+                self._alternate = None
             self._cm.leave(connection)
 
     # -- messages and timers --------------------------------------------------------------------------
@@ -449,9 +487,21 @@ class IbCmConnector:
                 user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
             case SidrReply():
                 self._datagram_replied(event.reply)
+            case PathOffered():
+                self._offered(event)
+            case PathAnswered() if self._alternate is not None:
+                self._alternate.was_answered(event)
+        if self._alternate is not None and not self.is_established:
+            self._alternate.end(errno.ECONNRESET, "the connection has ended")
+
+    def _offered(self, event: PathOffered) -> None:
+        if self._alternate is not None:
+            self._alternate.was_offered(event)
+        else:
+            self._cm.agent.answer_path(event.comm_id, ApStatus.UNSUPPORTED, self._now())
 
     def _undelivered_text(self, error: NetworkError) -> str:
-        path = self._user.link.cm_path()
+        path = self._user.link.cm_path(self._id.paths[0])
         request = "SIDR_REQ" if self._id.qp_type == QPType.UD else "REQ"
         reporter = "this host"
         if error.reporter and isinstance(path, WirePath) and error.reporter != path.local:
@@ -462,6 +512,9 @@ class IbCmConnector:
     def _replied(self, reply: REP) -> None:
         if reply.vendor_id:
             self.peer_ece = Ece(reply.vendor_id, reply.attr_mod)
+        if reply.failover_accepted != FailoverAccepted.ACCEPTED:
+            self._id.paths = self._id.paths[:1]
+            self._cm.agent.set_alternate(self._open().comm_id, None)
         self._user.replied(
             ConnParam(  # by position, which takes half the time
                 reply.private_data,
@@ -480,7 +533,7 @@ class IbCmConnector:
             refusal = UdParam(reply.private_data, AHAttr(), 0, 0)
             self._user.unreachable(reply.status, sidr_text(reply.status), refusal)
             return
-        vector = self._user.link.address_vector()
+        vector = self._user.link.address_vector(self._id.paths[0])
         self._user.datagram_resolved(UdParam(reply.private_data, vector, reply.qpn, reply.q_key))
 
     # -- queue pair attributes ------------------------------------------------------------------------
@@ -499,7 +552,7 @@ class IbCmConnector:
         if mtu is None:  # possible in a path record that the application has set
             raise cm_error(errno.EINVAL, f"{request.path_mtu} is no path MTU", "init_qp_attr", str(core.peer_addr))
         attr.port_num = core.port_num
-        attr.ah_attr = self._user.link.address_vector()
+        attr.ah_attr = self._user.link.address_vector(core.paths[0])
         attr.path_mtu = mtu
         attr.dest_qp_num = peer_qpn(request, peer)
         attr.rq_psn = connection.starting_psn
@@ -510,6 +563,21 @@ class IbCmConnector:
         attr.rnr_retry = peer.rnr_retry_count
         option = core.options.ack_timeout
         attr.timeout = connection.av_timeout if option is None else option & 31
+        if len(core.paths) > 1:
+            self._alternate_attributes(attr, core.paths[1], peer)
+
+    def _alternate_attributes(self, attr: QPAttr, path: PathRecord, peer: REQ | REP) -> None:
+        link, option = self._user.link, self._id.options.ack_timeout
+        attr.alt_ah_attr = link.address_vector(path)
+        attr.alt_port_num = self._id.port_num
+        attr.alt_pkey_index = link.pkey_index()
+        if option is not None:
+            attr.alt_timeout = option & 31
+        elif isinstance(peer, REP):
+            attr.alt_timeout = ack_timeout(peer.target_ack_delay, path.packet_life_time)
+        else:
+            attr.alt_timeout = path.packet_life_time + 1  # the peer's message had this number, from which the path came
+        attr.path_mig_state = MigState.REARM
 
     def access(self) -> AccessFlag | None:
         # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.

@@ -24,8 +24,8 @@ from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
 from rdmacm.ib.session import describe_sa
 from rdmacm.progress.timers import Timer
-from rdmacm.proto.cm.codes import RejectReason
-from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
+from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
+from rdmacm.proto.cm.messages import NO_PATH, REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.ipoib import broadcast_gid, multicast_gid
 from rdmacm.proto.roce.headers import MULTICAST_QPN
@@ -34,9 +34,10 @@ from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
+from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
-from rdmacm.soft.ids.request import header_of, path_of_request
+from rdmacm.soft.ids.request import alternate_of_request, header_of, path_of_request
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
@@ -56,6 +57,8 @@ _ALTERNATE_PATHS = 8
 #: Seconds. The shortest timeout of a path query, after ibacm has used up the time.
 _LEAST_TIMEOUT = 0.001
 _DEFAULT_HOP_LIMIT = 64
+#: The first LID of multicast groups; those of ports are lower.
+_FIRST_MLID = 0xC000
 #: Bytes 2 and 3 of the IPv6 form of MGIDs that an administrator has assigned; byte 3 of the MGIDs of port space UDP.
 _ASSIGNED, _UDP_SIGNATURE = b"\xa0\x1b", b"\x01"
 #: The subnet prefix of link-local GIDs, which every port has.
@@ -193,7 +196,7 @@ class IbLink:
             return
         self._id.note("path", started, f"from {describe_sa(view.ib_port)}")
         if alternate:
-            other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
+            other = next((path for path in paths[1:] if not why_no_alternate(paths[0], path)), None)
             paths = paths[:1] if other is None else (paths[0], other)
         self._route_found(paths)
 
@@ -352,7 +355,11 @@ class IbLink:
             subnet.learn_qkey(found.broadcast_gid)
         core.attach(view, found.row, pkey)
         record = path_of_request(request, found.row.gid, core.dgid, found.mtu)
-        core.paths = (record.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
+        port, slid = view.ib_port, request.primary.remote_lid if isinstance(request, REQ) else 0
+        slid = slid if slid in port.lids else port.lid
+        core.paths = (record.replace(slid=slid, dlid=path.lid, sl=path.sl, pkey=pkey),)
+        if isinstance(request, REQ) and request.alternate is not NO_PATH and not _fault_of(request.alternate, view):
+            core.paths += (alternate_of_request(request, request.alternate),)
         return None
 
     def _addresses(
@@ -406,14 +413,14 @@ class IbLink:
     # -- for the connector ----------------------------------------------------------------------------
 
     is_software = False
+    no_failover = FailoverAccepted.REJECTED
 
     @property
     def cm(self) -> ConnectionManager:
         return self._subnet.cm
 
-    def cm_path(self) -> IbPath:
-        core = self._id
-        path, view = core.paths[0], self._view_now("connect")
+    def cm_path(self, path: PathRecord) -> IbPath:
+        core, view = self._id, self._view_now("connect")
         index = view.ib_port.pkey_index(self.partition())
         if index is None:
             pkey, name = f"0x{self.partition():04x}", view.device.name
@@ -441,15 +448,25 @@ class IbLink:
             local_ack_timeout=local_ack_timeout,
         )
 
-    def address_vector(self) -> AHAttr:
-        core, path = self._id, self._id.paths[0]
-        lmc = self._view.ib_port.lmc
+    def path_fault(self, alternate: Path) -> ApStatus | None:
+        return _fault_of(alternate, self._view)
+
+    def why_no_alternate(self, path: PathRecord) -> str:
+        view = self._view_now("load_alternate_path")
+        if path.sgid not in [row.gid for row in view.rows] or path.slid not in view.ib_port.lids:
+            name = view.device.name
+            return f"{path.sgid}, LID {path.slid}, is not at {name} port {view.port_num}, where the connection is"
+        return ""
+
+    def address_vector(self, path: PathRecord) -> AHAttr:
+        core, view = self._id, self._view
+        index = next((row.gid_index for row in view.rows if row.gid == path.sgid), core.gid_index)
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
-        route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
+        route = GlobalRoute(path.dgid, index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(
             dlid=path.dlid,
             sl=path.sl,
-            src_path_bits=path.slid & (1 << lmc) - 1,
+            src_path_bits=path.slid & (1 << view.ib_port.lmc) - 1,
             static_rate=path.rate,
             is_global=path.hop_limit > 1,
             port_num=core.port_num,
@@ -487,3 +504,16 @@ def _may_be_peer(primary: Path | None, own: Gid) -> bool:
     if gid[0] == 0xFF or not gid.interface_id:  # a multicast group, or no port
         return False
     return not primary.subnet_local or gid.subnet_prefix in (own.subnet_prefix, _DEFAULT_PREFIX)
+
+
+def _fault_of(alternate: Path, view: IbPortView) -> ApStatus | None:
+    """Why the peer's alternate path does not lead to the port; None if it does. The port itself is the only end."""
+    port, rows = view.ib_port, view.rows
+    row = next((row for row in rows if row.gid == alternate.remote_gid), None)
+    if row is None or not _may_be_peer(alternate, row.gid):
+        return ApStatus.INVALID_GID
+    if alternate.subnet_local and not (alternate.remote_lid in port.lids and 0 < alternate.local_lid < _FIRST_MLID):
+        return ApStatus.INVALID_LID
+    if not alternate.subnet_local and alternate.hop_limit <= 1:
+        return ApStatus.INVALID_HOP_LIMIT
+    return None

@@ -33,7 +33,7 @@ from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.changes import ipoib_change, roce_change
 from rdmacm.soft.ids.connector import Connector
-from rdmacm.soft.ids.core import IdCore, family_of, host_of, steps_of, wildcard_of
+from rdmacm.soft.ids.core import IdCore, family_of, host_of, no_alternate_paths, steps_of, wildcard_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
-    from rdmacm.provider import ServiceBackend
+    from rdmacm.provider import AlternatePathBackend, ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.verbs.qp import QP
 
@@ -56,8 +56,8 @@ __all__ = ["SoftId"]
 
 #: The longest backlog of a listener, as net.rdma_ucm.max_backlog.
 _MAX_BACKLOG = 1024
-#: IBV_EVENT_COMM_EST, the only event that rdma_notify(3) takes.
-_EVENT_COMM_EST = 4
+#: IBV_EVENT_COMM_EST and IBV_EVENT_PATH_MIG, the events that rdma_notify(3) takes.
+_EVENT_COMM_EST, _EVENT_PATH_MIG = 4, 6
 
 
 class SoftId(IdCore):
@@ -208,6 +208,8 @@ class SoftId(IdCore):
             self.require(Trigger.RESOLVE_ROUTE)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
+            if alternate and not self.has_alternate_paths:
+                raise no_alternate_paths(self, "resolve_route")
             self.link.resolve_route(timeout_ms, alternate)
 
     def resolve_service(self, service: str) -> None:
@@ -404,9 +406,21 @@ class SoftId(IdCore):
         with self.runtime.lock:
             if not self.may(Trigger.NOTIFY) or not self.connector.is_open:
                 raise self.refuse(Trigger.NOTIFY.value)
-            if event != _EVENT_COMM_EST:
-                raise cm_error(errno.EINVAL, f"rdma_notify() takes IBV_EVENT_COMM_EST (4), not event {event}", "notify")
-            self.connector.notify_established()
+            if event == _EVENT_COMM_EST:
+                self.connector.notify_established()
+            elif event == _EVENT_PATH_MIG:
+                self.connector.notify_migrated()
+            else:
+                text = f"rdma_notify() takes IBV_EVENT_COMM_EST (4) and IBV_EVENT_PATH_MIG (6), not event {event}"
+                raise cm_error(errno.EINVAL, text, "notify")
+
+    def alternate_paths(self, call: str) -> AlternatePathBackend:
+        with self.runtime.lock:
+            if self.state is State.DESTROYING or not self.connector.is_open:
+                raise self.refuse(call)
+            if not self.has_alternate_paths:
+                raise no_alternate_paths(self, call)
+            return self.connector.alternate_path()
 
     def disconnect(self) -> bool:
         with self.runtime.lock:

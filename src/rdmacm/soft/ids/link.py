@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from rdmacm.address import Address
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
-from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import Path
 from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr
@@ -138,13 +138,18 @@ class Link(Protocol):
 
     #: Whether the port is one of a software device, which carries FLUSH.
     is_software: bool
+    #: What a REP says of an alternate path that is not among the paths of the id.
+    no_failover: FailoverAccepted
 
     @property
     def cm(self) -> ConnectionManager:
         """The connection manager of the port that the id is bound to."""
 
-    def cm_path(self) -> Hashable:
-        """The address of the peer's connection manager, for :meth:`rdmacm.soft.connection_manager.Gsi.send_mad`."""
+    def cm_path(self, path: PathRecord) -> Hashable:
+        """The address of the peer's connection manager at the end of one of the id's paths.
+
+        For :meth:`rdmacm.soft.connection_manager.Gsi.send_mad`.
+        """
 
     def partition(self) -> int:
         """The P_Key of the connection."""
@@ -152,5 +157,11 @@ class Link(Protocol):
     def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
         """A path as a REQ carries it; ``local_ack_timeout`` is an exponent of 4.096 µs."""
 
-    def address_vector(self) -> AHAttr:
-        """The address vector of a queue pair that sends to the peer."""
+    def path_fault(self, alternate: Path) -> ApStatus | None:
+        """Why an alternate path of the peer's does not lead to the id's port; None if it does."""
+
+    def why_no_alternate(self, path: PathRecord) -> str:
+        """Why a path does not begin at the id's port, in words; empty if it does."""
+
+    def address_vector(self, path: PathRecord) -> AHAttr:
+        """The address vector of a queue pair that sends to the peer, by one of the id's paths."""

@@ -10,7 +10,8 @@ from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathF
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
-from rdmacm.soft.ids.core import IdCore
+from rdmacm.soft.ids.alternate_path import why_no_alternate
+from rdmacm.soft.ids.core import IdCore, no_alternate_paths
 from rdmacm.verbs.enums import LinkLayer, QPType
 
 __all__ = ["set_option"]
@@ -18,6 +19,8 @@ __all__ = ["set_option"]
 _MAX_INT32 = 0x7FFFFFFF
 #: Bytes of struct ibv_path_data.
 _PATH_DATA_SIZE = 72
+#: The flags of an alternate path, with GMP or without.
+_ALTERNATE = PathFlag.ALTERNATE | PathFlag.BIDIRECTIONAL
 
 
 def set_option(core: IdCore, level: int, name: int, value: int | bytes) -> None:
@@ -68,19 +71,25 @@ def _set_path(core: IdCore, value: int | bytes) -> None:
         message = f"IB_PATH takes an array of {_PATH_DATA_SIZE}-byte ibv_path_data"
         raise cm_error(errno.EINVAL, message, "set_option")
     core.require(Trigger.SET_PATH)
-    for start in range(0, len(value), _PATH_DATA_SIZE):
-        data = PathData.unpack(value[start : start + _PATH_DATA_SIZE])
-        if data.flags == PATH_FLAGS:
-            is_infiniband = core.port_view is not None and core.port_view.port.link_layer is LinkLayer.INFINIBAND
-            reason = why_unusable(data.path, has_lids=is_infiniband)
-            if reason is not None:
-                raise cm_error(errno.EINVAL, reason, "set_option", hint="a path of getaddrinfo()")
-            core.paths = (data.path,)
-            core.move(Trigger.SET_PATH)
-            core.post(CmEventType.ROUTE_RESOLVED)
-            return
-    wanted = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
-    raise cm_error(errno.EINVAL, f"no record with flags {int(wanted)} (GMP, PRIMARY, BIDIRECTIONAL)", "set_option")
+    size = _PATH_DATA_SIZE
+    records = [PathData.unpack(value[start : start + size]) for start in range(0, len(value), size)]
+    primary = next((data.path for data in records if data.flags == PATH_FLAGS), None)
+    alternate = next((data.path for data in records if data.flags & ~PathFlag.GMP == _ALTERNATE), None)
+    if primary is None:
+        wanted = f"no record with flags {int(PATH_FLAGS)} (GMP, PRIMARY, BIDIRECTIONAL)"
+        raise cm_error(errno.EINVAL, wanted, "set_option")
+    is_infiniband = core.port_view is not None and core.port_view.port.link_layer is LinkLayer.INFINIBAND
+    reason = why_unusable(primary, has_lids=is_infiniband)
+    if reason is not None:
+        raise cm_error(errno.EINVAL, reason, "set_option", hint="a path of getaddrinfo()")
+    if alternate is not None and not core.has_alternate_paths:
+        raise no_alternate_paths(core, "set_option")
+    why = "" if alternate is None else why_no_alternate(primary, alternate)
+    if why:
+        raise cm_error(errno.EINVAL, why, "set_option", str(core.peer_addr))
+    core.paths = (primary,) if alternate is None else (primary, alternate)
+    core.move(Trigger.SET_PATH)
+    core.post(CmEventType.ROUTE_RESOLVED)
 
 
 def _number(value: int | bytes, size: int, limit: int) -> int:

@@ -55,6 +55,8 @@ def attributes_of(core: IdCore, link: Link, connector: Connector, state: QPState
         return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
     connector.connected_attributes(attr)
     to_rtr, to_rts = _CONNECTED.get(core.qp_type, (_TO_RTR, _TO_RTS))
+    if attr.alt_port_num:
+        to_rtr, to_rts = to_rtr | _M.ALT_PATH, to_rts | _M.ALT_PATH | _M.PATH_MIG_STATE
     return attr, to_rtr if attr.qp_state is QPState.RTR else to_rts
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rdmacm.address import Gid
 from rdmacm.connparam import ConnParam, UdParam
-from rdmacm.proto.cm.messages import REQ, SIDR_REQ
+from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import HEADER_SIZE, IP_VERSIONS, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import Mtu
 
-__all__ = ["header_of", "param_of_request", "path_of_request"]
+__all__ = ["alternate_of_request", "header_of", "param_of_request", "path_of_request"]
 
 
 def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
@@ -54,4 +54,23 @@ def path_of_request(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> 
         sl=primary.sl,
         mtu=request.path_mtu,
         packet_life_time=max(0, primary.local_ack_timeout - 1),
+    )
+
+
+def alternate_of_request(request: REQ, alternate: Path) -> PathRecord:
+    """The alternate path back to the peer; ``alternate`` is that of the REQ, or of a later LAP."""
+    return PathRecord(
+        dgid=alternate.local_gid,
+        sgid=alternate.remote_gid,
+        service_id=request.service_id,
+        slid=alternate.remote_lid,
+        dlid=alternate.local_lid,
+        flow_label=alternate.flow_label,
+        hop_limit=alternate.hop_limit,
+        traffic_class=alternate.traffic_class,
+        pkey=request.partition_key,
+        sl=alternate.sl,
+        mtu=request.path_mtu,
+        rate=alternate.packet_rate,
+        packet_life_time=max(0, alternate.local_ack_timeout - 1),
     )

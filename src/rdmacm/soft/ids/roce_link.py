@@ -14,7 +14,7 @@ from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.failure import Failure
-from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.roce.headers import MULTICAST_QPN
@@ -60,6 +60,7 @@ class RoceLink:
     __slots__ = ("_groups", "_id", "cm")
 
     is_software = True
+    no_failover = FailoverAccepted.UNSUPPORTED
 
     def __init__(self, core: IdCore) -> None:
         self._id = core
@@ -228,7 +229,7 @@ class RoceLink:
 
     # -- for the connector ----------------------------------------------------------------------------
 
-    def cm_path(self) -> WirePath:
+    def cm_path(self, _: PathRecord) -> WirePath:
         core = self._id
         scope = core.peer_addr.scope_id if isinstance(core.peer_addr, InetAddr) else 0
         return WirePath(core.sgid.ip, core.dgid.ip, scope)
@@ -251,8 +252,14 @@ class RoceLink:
             local_ack_timeout=local_ack_timeout,
         )
 
-    def address_vector(self) -> AHAttr:
-        core, path = self._id, self._id.paths[0]
+    def path_fault(self, _: Path) -> ApStatus:
+        return ApStatus.UNSUPPORTED
+
+    def why_no_alternate(self, _: PathRecord) -> str:
+        return "RoCE has no alternate paths"
+
+    def address_vector(self, path: PathRecord) -> AHAttr:
+        core = self._id
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
         route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(is_global=True, port_num=core.port_num, sl=path.sl, gr=route)
