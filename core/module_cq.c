@@ -132,6 +132,9 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     return (PyObject *)self;
 }
 
+/* In a child of fork(2): a thread that does not exist there may have been about to change the entries, so they stay. */
+static bool is_abandoned(const CompletionQueue *self) { return self->port && !self->port->port; }
+
 static void drop_entry(struct rdmacm_entry *entry) {
     if (entry->object)
         Py_DECREF((PyObject *)entry->object);
@@ -140,6 +143,8 @@ static void drop_entry(struct rdmacm_entry *entry) {
 }
 
 static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
+    if (is_abandoned(self))
+        Py_RETURN_NONE;
     while (self->cq.count) {
         struct rdmacm_entry entry = *rdmacm_cq_at(&self->cq, 0);
         rdmacm_cq_pop(&self->cq);
@@ -175,7 +180,8 @@ static void queue_dealloc(CompletionQueue *self) {
     }
     Py_DECREF(queue_clear_entries(self, NULL));
     queue_clear(self);
-    rdmacm_cq_free(&self->cq);
+    if (!is_abandoned(self))
+        rdmacm_cq_free(&self->cq);
     Py_XDECREF((PyObject *)self->port);
     free_object((PyObject *)self);
 }
@@ -255,14 +261,14 @@ static PyObject *queue_take(CompletionQueue *self, PyObject *argument) {
     Py_ssize_t most = PyLong_AsSsize_t(argument);
     if (most == -1 && PyErr_Occurred())
         return NULL;
-    return take(self, most > 0 ? (size_t)most : 0);
+    return take(self, most > 0 && !is_abandoned(self) ? (size_t)most : 0);
 }
 
 static PyObject *queue_drop(CompletionQueue *self, PyObject *argument) {
     unsigned long qp_num = PyLong_AsUnsignedLong(argument);
     if (qp_num == (unsigned long)-1 && PyErr_Occurred())
         return NULL;
-    for (size_t left = self->cq.count; left--;) {
+    for (size_t left = is_abandoned(self) ? 0 : self->cq.count; left--;) {
         struct rdmacm_entry entry = *rdmacm_cq_at(&self->cq, 0);
         rdmacm_cq_pop(&self->cq);
         unsigned long number = entry.qp_num;
