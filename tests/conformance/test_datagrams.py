@@ -14,7 +14,7 @@ from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import AH, MR, QPCap, QPInitAttr, QPState, QPType, SendFlag, SendWR, WCStatus, WROpcode
-from support.hostile import ADDRESSES, sealed, throw, trio
+from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
 
 QKEY = 0x01234567
 PORT = 7000

@@ -14,7 +14,7 @@ from rdmacm.proto.roce.headers import BTH, RETH, ImmDt, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, QPType, SendWR, WCOpcode, WCStatus, WROpcode
-from support.hostile import ADDRESSES, sealed, throw, trio
+from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
 
 PORT = 7000
 ROOM = 4096
