@@ -84,7 +84,7 @@ def test_closing_in_the_child_does_not_affect_the_parent() -> None:
 
 
 FORKING = Path(__file__).parent / "support" / "forking.py"
-#: How many children the slow tests fork, each of them.
+#: How many children each of the slow tests forks.
 MANY = int(os.environ.get("RDMACM_FORKS", "100"))
 COUNTS = [10, pytest.param(MANY, marks=pytest.mark.slow)]
 

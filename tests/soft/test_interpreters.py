@@ -32,10 +32,13 @@ def interpreter(minor: int) -> str:
     return found or pytest.skip(f"needs Python 3.{minor}")
 
 
-@pytest.mark.parametrize("core", ["auto", pytest.param("python", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["legacy", "isolated"])
 @pytest.mark.parametrize(
-    "minor", [11, pytest.param(12, marks=pytest.mark.slow), pytest.param(13, marks=pytest.mark.slow)]
+    ("minor", "core"),
+    [
+        (11, "auto"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((11, "python"), (12, "auto"), (13, "auto"))),
+    ],
 )
 def test_connections_of_the_main_interpreter_go_on(minor: int, kind: str, core: str) -> None:
     if core == "auto" and compiled is None:

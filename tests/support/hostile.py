@@ -41,6 +41,7 @@ from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, SendFlag
 __all__ = [
     "ADDRESSES",
     "FAMILIES",
+    "IPV6_ADDRESSES",
     "PORT",
     "Server",
     "Talk",
@@ -55,10 +56,11 @@ __all__ = [
 E = CmEventType
 PORT = 7471
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+IPV6_ADDRESSES = ("fd00::1", "fd00::2", "fd00:0:0:3::3")
 #: Parameters of tests: the addresses of the three hosts.
 FAMILIES = [
     pytest.param(ADDRESSES, id="IPv4"),
-    pytest.param(("fd00::1", "fd00::2", "fd00:0:0:3::3"), id="IPv6", marks=pytest.mark.slow),
+    pytest.param(IPV6_ADDRESSES, id="IPv6", marks=pytest.mark.slow),
 ]
 SIZE = 256
 _ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
