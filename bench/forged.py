@@ -34,7 +34,7 @@ __all__ = ["KINDS", "forged"]
 
 #: Where the MAD begins in a datagram, and the message in the MAD.
 _MAD, _DATA = 20, 44
-_IPV4, _UDP = struct.Struct("!BBHHHBBH4s4s"), struct.Struct("!HHHH")
+_IPV4, _IPV6, _UDP = struct.Struct("!BBHHHBBH4s4s"), struct.Struct("!IHBB16s16s"), struct.Struct("!HHHH")
 
 #: Messages that name a connection of the server by its communication id, which a stranger does not know.
 _ANSWERS: dict[str, Message] = {
@@ -87,7 +87,8 @@ class _Template:
         if self.slot is not None:
             packet[self.slot[0]] = self.slot[1]
         if self.has_source:
-            packet[_DATA + 68 : _DATA + 72] = packet[_DATA + 140 + 16 : _DATA + 140 + 20] = source
+            size = len(source)
+            packet[_DATA + 72 - size : _DATA + 72] = packet[_DATA + 160 - size : _DATA + 160] = source
         return packet
 
 
@@ -98,7 +99,7 @@ def _request(source: bytes, target: bytes, service_id: int) -> REQ:
         path_mtu=3,
         max_cm_retries=15,
         local_cm_response_timeout=20,
-        private_data=PrivateDataHeader(4, 1000, source, target).pack(),
+        private_data=PrivateDataHeader(4 if len(source) == 4 else 6, 1000, source, target).pack(),
     )
 
 
@@ -107,7 +108,8 @@ def forged(
 ) -> Iterator[tuple[bytes, bytes]]:
     """(packed source address, packet) of ``count`` packets, sent from port 4792 to a server's port 4791.
 
-    ``network``: the first of 65,536 addresses of which each packet has one at random; None for ``source`` alone.
+    ``network``: the first of 65,536 addresses of which each packet has one at random, those of IPv6 in as many networks
+    of 64 bits; None for ``source`` alone.
     ``qpn``: the number of a queue pair of the server's. Its top byte begins the ids of the server's connections too.
 
     The packets are patched and sealed by hand: packing 100,000 of them would take a minute.
@@ -117,10 +119,16 @@ def forged(
     kinds = KINDS if kind == "all" else (kind,)
     templates = [_Template(each, own, to, service_id, qpn) for each in kinds]
     for number in range(count):
-        address = own if network is None else (network + random.randrange(1, 65535)).to_bytes(4, "big")
+        address = own
+        if network is not None:
+            step = 1 if len(own) == 4 else 1 << 64
+            address = (network + step * random.randrange(1, 65535)).to_bytes(len(own), "big")
         packet = templates[number % len(templates)].next(random, address)
         length = len(packet) + 4
-        header = _IPV4.pack(0x45, 0xFF, 28 + length, 0, 0x4000, 0xFF, 17, 0xFFFF, address, to)
+        if len(own) == 4:
+            header = _IPV4.pack(0x45, 0xFF, 28 + length, 0, 0x4000, 0xFF, 17, 0xFFFF, address, to)
+        else:
+            header = _IPV6.pack(0x6FFFFFFF, 8 + length, 17, 0xFF, address, to)
         udp = _UDP.pack(ROCE_PORT + 1, ROCE_PORT, 8 + length, 0xFFFF)
         masked = b"".join((b"\xff" * 8, header, udp, packet[:4], b"\xff", packet[5:]))
         sealed = bytes(packet) + zlib.crc32(masked).to_bytes(4, "little")

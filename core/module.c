@@ -123,23 +123,48 @@ static PyMethodDef module_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "rdmacm.proto._core",
-    .m_doc = "The compiled core (docs/core.md).",
-    .m_size = -1,
-    .m_methods = module_methods,
-};
+/* -- the module ------------------------------------------------------------------------------------------------------ */
 
-PyMODINIT_FUNC PyInit__core(void) {
+#define NAME "rdmacm.proto._core"
+
+/* Its types and what the functions configure_* get are global, so there is one module, in the main interpreter. */
+static PyObject *the_module;
+static bool is_complete;
+
+static PyObject *module_create(PyObject *Py_UNUSED(spec), PyModuleDef *Py_UNUSED(definition)) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "the compiled core is for the main interpreter alone");
+        return NULL;
+    }
+    if (!the_module)
+        the_module = PyModule_New(NAME);
+    return Py_XNewRef(the_module);
+}
+
+static int module_exec(PyObject *module) {
+    if (is_complete)
+        return 0;
     rdmacm_init();
     rdmacm_mutex_init();
-    PyObject *module = PyModule_Create(&module_definition);
-    if (!module)
-        return NULL;
-    if (!wc_init(module) || !requests_init() || !memory_init(module) || !rc_init(module) || !port_init(module) || !route_init(module) ||
-        !ud_init(module) || !datagrams_init(module) ||
-        PyModule_AddStringConstant(module, "CRC32_METHOD", rdmacm_crc32_method()) < 0)
-        Py_CLEAR(module);
-    return module;
+    is_complete = wc_init(module) && requests_init() && memory_init(module) && rc_init(module) && port_init(module) &&
+                  route_init(module) && ud_init(module) && datagrams_init(module) &&
+                  PyModule_AddStringConstant(module, "CRC32_METHOD", rdmacm_crc32_method()) == 0;
+    return is_complete ? 0 : -1;
 }
+
+/* Not Py_mod_gil: where Python runs without the interpreter's lock, the import brings it back. */
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_create, (void *)(uintptr_t)module_create},
+    {Py_mod_exec, (void *)(uintptr_t)module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = NAME,
+    .m_doc = "The compiled core (docs/core.md).",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module_definition); }

@@ -146,6 +146,9 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     return (PyObject *)self;
 }
 
+/* In a child of fork(2): a thread that does not exist there may have been about to change the entries, so they stay. */
+static bool is_abandoned(const CompletionQueue *self) { return self->port && !self->port->port; }
+
 static void drop_entry(struct rdmacm_entry *entry) {
     if (entry->object)
         Py_DECREF((PyObject *)entry->object);
@@ -162,6 +165,8 @@ static size_t pop_entries(struct rdmacm_cq *cq, struct rdmacm_entry *entries, si
 }
 
 static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
+    if (is_abandoned(self))
+        Py_RETURN_NONE;
     struct rdmacm_entry entries[BATCH];
     for (size_t count = BATCH; count == BATCH;) {
         enter_core();
@@ -198,7 +203,8 @@ static void queue_dealloc(CompletionQueue *self) {
     }
     Py_DECREF(queue_clear_entries(self, NULL));
     queue_clear(self);
-    rdmacm_cq_free(&self->cq);
+    if (!is_abandoned(self))
+        rdmacm_cq_free(&self->cq);
     Py_XDECREF((PyObject *)self->port);
     free_object((PyObject *)self);
 }
@@ -323,7 +329,7 @@ static PyObject *queue_take(CompletionQueue *self, PyObject *argument) {
         return NULL;
     struct rdmacm_entry entries[BATCH];
     size_t count = 0;
-    if (most > 0) {
+    if (most > 0 && !is_abandoned(self)) {
         enter_core();
         count = pop_entries(&self->cq, entries, (size_t)most);
         rdmacm_leave();
@@ -335,6 +341,8 @@ static PyObject *queue_drop(CompletionQueue *self, PyObject *argument) {
     unsigned long qp_num = PyLong_AsUnsignedLong(argument);
     if (qp_num == (unsigned long)-1 && PyErr_Occurred())
         return NULL;
+    if (is_abandoned(self))
+        Py_RETURN_NONE;
     struct rdmacm_entry dropped[BATCH];
     for (size_t count = BATCH; count == BATCH;) {
         enter_core();

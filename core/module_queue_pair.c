@@ -163,7 +163,8 @@ int queue_pair_clear(QueuePair *self) {
         rdmacm_port_detach(self->conn);
         rdmacm_leave();
     }
-    if (self->core)
+    /* In a child of fork(2) it stays shared with a thread that may have been about to change it. */
+    if (self->core && self->port->port)
         *self->is_shared = false;
     Py_CLEAR(self->core);
     Py_CLEAR(self->qp);

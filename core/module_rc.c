@@ -64,7 +64,8 @@ static int core_clear(RcCore *self) {
 static void core_dealloc(RcCore *self) {
     PyObject_GC_UnTrack(self);
     core_clear(self);
-    rdmacm_rc_free(&self->rc);
+    if (!self->is_shared) /* else it is of an abandoned port */
+        rdmacm_rc_free(&self->rc);
     free_object((PyObject *)self);
 }
 

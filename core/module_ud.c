@@ -50,7 +50,8 @@ static int ud_clear(UdCore *self) {
 static void ud_dealloc(UdCore *self) {
     PyObject_GC_UnTrack(self);
     ud_clear(self);
-    rdmacm_ud_free(&self->ud);
+    if (!self->is_shared) /* else it is of an abandoned port */
+        rdmacm_ud_free(&self->ud);
     free_object((PyObject *)self);
 }
 

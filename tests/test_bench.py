@@ -7,26 +7,36 @@ import json
 import os
 import subprocess
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from rdmacm.address import Gid
+from rdmacm.proto.cm.messages import REQ, unpack_message
+from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.mad import Mad
 from support.netns import python_environment
 
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / "bench" / "peers.py"
 
 
-@pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_peers", PEERS)
+def load(name: str) -> ModuleType:
+    """A module of the benchmarks."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", PEERS.with_stem(name))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
+    return load("peers")
 
 
 def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -186,3 +196,17 @@ def test_benchmarks_by_name() -> None:
     done = run(str(ROOT / "dev.py"), "bench", "peers", "--help")
     assert done.returncode == 0
     assert "--against" in done.stdout
+
+
+@pytest.mark.parametrize(("target", "network"), [("10.0.0.1", "10.82.0.0"), ("fd00::1", "fd82::1")])
+def test_forged_requests_name_their_own_address(target: str, network: str) -> None:
+    first = int(ip_address(network))
+    seen = set()
+    for source, packet in load("forged").forged("req", 20, target, target, first, 1, 0x123456, 1):
+        request = unpack_message(Mad.unpack(packet[20:-4]))
+        assert isinstance(request, REQ)
+        header = PrivateDataHeader.unpack(request.private_data)
+        assert request.primary.local_gid == Gid.from_ip(source)
+        assert (header.source, header.destination) == (source, ip_address(target).packed)
+        seen.add(source[:8])
+    assert len(seen) > 15, "each has a share of its own in the backlog"

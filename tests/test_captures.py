@@ -305,6 +305,23 @@ class Wire:
     tap: Tap | None = None
 
 
+class BusyWire(Wire):
+    """A wire whose lock another thread has, which passes a packet to the tap with it."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.waits: list[bool] = []
+        self._capture = capture
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "tap":
+            packet = True, *V4, SPORT, DPORT, [sealed(bytes(12), V4)], 0
+            thread = threading.Thread(target=self._capture.tap, args=packet, daemon=True)
+            thread.start()
+            thread.join(10)
+            self.waits.append(thread.is_alive())
+        super().__setattr__(name, value)
+
+
 class TestFile:
     def test_killed_process_leaves_a_readable_file(self, tmp_path: Path) -> None:
         path = tmp_path / "killed.pcapng"
@@ -340,6 +357,14 @@ os.kill(os.getpid(), signal.SIGKILL)
                 first.attach(wire)
                 second.attach(wire)
             assert wire.tap == second.tap
+
+    def test_capture_sets_the_tap_without_its_lock(self, tmp_path: Path) -> None:
+        """The wire takes its own lock for that, and calls the tap with it: the two would wait for each other."""
+        capture = Capture(tmp_path / "a.pcapng")
+        wire = BusyWire(capture)
+        capture.attach(wire)
+        capture.close()
+        assert wire.waits == [False, False]
 
     def test_missing_directory_raises(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no-such-directory/a\.pcapng"):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from support.netns import Topology, needs_netns, python_environment
 
 PROGRAM = """
 import os, select, threading, time
@@ -74,3 +81,30 @@ def test_closing_in_the_child_does_not_affect_the_parent() -> None:
         check=False,
     )
     assert done.stdout.split() == ["idle", "ADDR_RESOLVED", "CONNECT_REQUEST", "REJECTED"]
+
+
+FORKING = Path(__file__).parent / "support" / "forking.py"
+#: How many children each of the slow tests forks.
+MANY = int(os.environ.get("RDMACM_FORKS", "100"))
+COUNTS = [10, pytest.param(MANY, marks=pytest.mark.slow)]
+
+
+def judge(done: subprocess.CompletedProcess[str], count: int) -> None:
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {"good": count, "sent": 0}
+
+
+@needs_netns
+@pytest.mark.parametrize("count", COUNTS)
+def test_children_close_all_objects_in_any_order_and_send_nothing(count: int) -> None:
+    with Topology() as net:
+        judge(net.host().python([str(FORKING), str(count), "1", "quiet"], check=False, timeout=60 + count), count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_children_close_all_objects_whose_locks_other_threads_of_the_parent_held(count: int) -> None:
+    command = [sys.executable, str(FORKING), str(count), "1", "busy"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60 + count, check=False, env=python_environment()
+    )
+    judge(done, count)

@@ -113,7 +113,9 @@ class _Driver:
 
     def _close(self) -> None:
         del self._all[self._key]
-        if threading.get_ident() == self._thread or self._loop.is_closed():
+        if self.dispatcher.channel._is_inherited:  # the loop is the parent's
+            self.dispatcher.channel.close()
+        elif threading.get_ident() == self._thread or self._loop.is_closed():
             self._close_channel()
         else:  # the garbage collector may run in any thread
             try:
@@ -137,6 +139,7 @@ async def _execute(dispatcher: Dispatcher, routine: Routine[T], timeout: float |
     limit = None if timeout is None else dispatcher.clock() + timeout
     try:
         check_timeout(timeout)
+        dispatcher.check_fork()
         wait = next(routine)
         while True:
             found = dispatcher.drive_once(wait.ready)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from rdmacm.errors import cm_error
+from rdmacm.protection import renew_in_child
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import Direction, enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
@@ -68,6 +69,7 @@ class Capture:
         self._clock = clock
         # Reentrant, because a garbage collection during a tap may run the finalizer of an id, which sends packets.
         self._lock = threading.RLock()
+        renew_in_child(self)
         #: The sources of packets.
         self._tapped: list[Tapped] = []
         #: The size of the file in bytes: the end of the last whole block.
@@ -89,9 +91,17 @@ class Capture:
         A wire has one tap at a time.
         """
         with self._lock:
-            if self._fd >= 0:
-                self._tapped.append(wire)
-                wire.tap = self.tap
+            if self._fd < 0:
+                return
+            self._tapped.append(wire)
+        # Without the lock: the wire takes its own, with which it calls the tap.
+        wire.tap = self.tap
+        if self._fd < 0:  # closed meanwhile
+            self._detach(wire)
+
+    def _detach(self, wire: Tapped) -> None:
+        if wire.tap == self.tap:
+            wire.tap = None
 
     def tap(
         self,
@@ -114,8 +124,8 @@ class Capture:
                 return
             except OSError as failure:
                 self.error = error = failure
-                with suppress(OSError):
-                    self.close()
+        with suppress(OSError):
+            self.close()
         import logging
 
         logging.getLogger("rdmacm").warning(
@@ -176,13 +186,12 @@ class Capture:
     def close(self) -> None:
         """Stop the capture and close the file. May be called again."""
         with self._lock:
-            for wire in self._tapped:
-                if wire.tap == self.tap:
-                    wire.tap = None
-            self._tapped.clear()
+            tapped, self._tapped = self._tapped, []
             fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+        for wire in tapped:
+            self._detach(wire)
+        if fd >= 0:
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

@@ -4,21 +4,35 @@ Python runs signal handlers and finalizers between any two instructions of a thr
 on its stack tells what the thread is doing. In a function that is marked with :func:`interruptible` it waits, holds no
 lock that it needs for itself, and changes nothing. In any other it is at work: signal handlers are deferred
 (:mod:`rdmacm.progress.signals`), and so are finalizers that take locks, because the thread may hold any lock already.
+
+Another thread may fork meanwhile, and in the child the thread that holds a lock does not exist. A lock that an object
+has is replaced there (:func:`renew_in_child`). One that is a global name of several modules is held during the fork
+(:func:`hold_during_fork`), so it must be one that no thread waits with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import FrameType, FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-__all__ = ["deferred_finalizers", "finalize", "interruptible", "is_at_work", "run_finalizers"]
+__all__ = [
+    "deferred_finalizers",
+    "finalize",
+    "hold_during_fork",
+    "interruptible",
+    "is_at_work",
+    "renew_in_child",
+    "run_finalizers",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -116,3 +130,30 @@ def run_finalizers() -> None:
             return
         with contextlib.suppress(Exception):  # nobody can handle it
             work()
+
+
+class _LockHolder(Protocol):
+    _lock: threading.RLock
+
+
+_lock_holders: weakref.WeakSet[_LockHolder] = weakref.WeakSet()
+
+
+def renew_in_child(holder: _LockHolder) -> None:
+    """Give an object another ``_lock`` in each child of fork(2)."""
+    _lock_holders.add(holder)
+
+
+def hold_during_fork(lock: threading.RLock) -> None:
+    """Let fork(2) wait until no other thread has a lock."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
+def _renew_locks() -> None:
+    for holder in _lock_holders:
+        holder._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -361,21 +361,23 @@ def test_wrong_qkey_is_dropped(both: Ends) -> None:
     assert both.b.provider.query_counters().devices["soft_eth0"]["dropped_qkey"] == 1
 
 
-def test_packets_for_nobody_are_dropped(both: Ends) -> None:
+@FAMILIES
+def test_packets_for_nobody_are_dropped(both: Ends, family: str) -> None:
     """For QP 0xFFFFFF at a host's own address, and at a group without a queue pair; for a queue pair at a group."""
-    member = Member(both.b)
+    member = Member(both.b, family)
+    joined, other = ("239.9.9.9", "239.8.8.8") if family == "ipv4" else ("ff1e::9:9", "ff1e::8:8")
     quiet = both.b.id(UDP)
-    quiet.bind_addr((ADDRESSES["ipv4"][1], 0))
-    quiet.join_multicast(("239.9.9.9", 0))
+    quiet.bind_addr((ADDRESSES[family][1], 0))
+    quiet.join_multicast((joined, 0))
     both.b.event(E.MULTICAST_JOIN)
-    stranger = both.fabric.host("c", "10.0.0.3")
+    stranger = both.fabric.host("c", "10.0.0.3" if family == "ipv4" else "fd00::3")
     assert member.id.qp is not None
     for address, number in (
-        (ADDRESSES["ipv4"][1], 0xFFFFFF),
-        ("239.9.9.9", 0xFFFFFF),
-        ("239.8.8.8", 0xFFFFFF),
-        (GROUPS["ipv4"], member.id.qp.qp_num),
-        (GROUPS["ipv4"], 1),
+        (ADDRESSES[family][1], 0xFFFFFF),
+        (joined, 0xFFFFFF),
+        (other, 0xFFFFFF),
+        (GROUPS[family], member.id.qp.qp_num),
+        (GROUPS[family], 1),
     ):
         packet = RocePacket(BTH(Opcode.UD_SEND_ONLY, number, 0), deth=DETH(QKEY, 5), payload=b"evil")
         throw(stranger, address, sealed(stranger, address, packet.pack()))

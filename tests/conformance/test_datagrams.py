@@ -14,7 +14,7 @@ from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import AH, MR, QPCap, QPInitAttr, QPState, QPType, SendFlag, SendWR, WCStatus, WROpcode
-from support.hostile import ADDRESSES, sealed, throw, trio
+from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
 
 QKEY = 0x01234567
 PORT = 7000
@@ -165,16 +165,17 @@ def packets_for(qpn: int) -> list[bytes]:
     return found
 
 
-def test_packets_of_a_stranger_are_dropped() -> None:
+@pytest.mark.parametrize("addresses", FAMILIES)
+def test_packets_of_a_stranger_are_dropped(addresses: tuple[str, str, str]) -> None:
     """Whatever lacks the Q_Key changes nothing, for queue pairs of both types; connections go on."""
-    with trio() as (fabric, server, talk, stranger), talking(talk.host, server.host) as datagrams:
+    with trio(addresses) as (fabric, server, talk, stranger), talking(talk.host, server.host) as datagrams:
         for slot in range(64):
             datagrams.post(slot)
         before = server.host.provider.query_counters().devices["soft_eth0"]
         packets = packets_for(datagrams.qpn) + packets_for(talk.qpns[0])
         for start in range(0, len(packets), 50):
             for packet in packets[start : start + 50]:
-                throw(stranger, SERVER, sealed(stranger, SERVER, packet))
+                throw(stranger, addresses[0], sealed(stranger, addresses[0], packet))
             fabric.run(seconds=0.01)
         assert datagrams.received() == []
         datagrams.send(20)
@@ -191,13 +192,14 @@ def test_packets_of_a_stranger_are_dropped() -> None:
         assert datagrams.server.qp.state is QPState.RTS
 
 
-def test_flood_of_datagrams_leaves_a_connection_its_turn() -> None:
-    with trio() as (fabric, server, talk, stranger), talking(talk.host, server.host) as datagrams:
+@pytest.mark.parametrize("addresses", FAMILIES)
+def test_flood_of_datagrams_leaves_a_connection_its_turn(addresses: tuple[str, str, str]) -> None:
+    with trio(addresses) as (fabric, server, talk, stranger), talking(talk.host, server.host) as datagrams:
         packet = RocePacket(BTH(Opcode.UD_SEND_ONLY, datagrams.qpn, 0), deth=DETH(QKEY, 5), payload=bytes(64)).pack()
-        flood = sealed(stranger, SERVER, packet)
+        flood = sealed(stranger, addresses[0], packet)
         for _ in range(5):
             for _ in range(200):
-                throw(stranger, SERVER, flood)
+                throw(stranger, addresses[0], flood)
             for number in range(200):
                 datagrams.send(number)
             talk.on(1)

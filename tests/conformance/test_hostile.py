@@ -23,6 +23,7 @@ from rdmacm.verbs import MR, PD, AccessFlag, QPState, SendFlag, SendWR, WCStatus
 from support.echo import EchoClient, EchoServer
 from support.hostile import (
     ADDRESSES,
+    FAMILIES,
     PORT,
     Server,
     Talk,
@@ -41,6 +42,13 @@ SERVER, CLIENT, STRANGER = ADDRESSES
 BATCH = 50
 
 
+@pytest.fixture(autouse=True, params=FAMILIES)
+def _family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attack comes by IPv4 and by IPv6."""
+    for name, address in zip(("SERVER", "CLIENT", "STRANGER"), request.param, strict=True):
+        monkeypatch.setitem(globals(), name, address)
+
+
 def send_in_batches(fabric: Fabric, host: Host, to: str, packets: list[bytes], talk: Callable[[], None]) -> None:
     """Send packets in batches, and exchange messages on the connection in between."""
     for start in range(0, len(packets), BATCH):
@@ -52,7 +60,7 @@ def send_in_batches(fabric: Fabric, host: Host, to: str, packets: list[bytes], t
 
 
 def test_garbage_of_every_length_is_dropped() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         random = Random(1)
         qpns = [qpn.to_bytes(3, "big") for qpn in (1, *talk.qpns)]
         for host in (stranger, talk.host):
@@ -88,7 +96,7 @@ def damaged(random: Random, packet: bytes) -> bytes:
 
 
 def test_damaged_packets_are_dropped() -> None:
-    with trio() as (fabric, server, talk, _):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, _):
         random = Random(2)
         start = len(fabric.log)
         talk.on(4)
@@ -110,7 +118,7 @@ def test_damaged_packets_are_dropped() -> None:
 @pytest.mark.parametrize("pause", [0.0, 60.0])
 def test_replayed_packets_of_an_old_connection_are_harmless(pause: float) -> None:
     """A replayed REQ counts as a new request once the old connection is forgotten. Its REP stays unanswered."""
-    with trio() as (fabric, server, talk, _):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, _):
         old = packets_of_a_connection(fabric, server, talk.host)
         fabric.run(seconds=pause)
         random = Random(3)
@@ -127,7 +135,7 @@ def test_replayed_packets_of_an_old_connection_are_harmless(pause: float) -> Non
 
 
 def test_forged_packets_with_the_right_qpn_and_psn_are_dropped() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         peer, _ = talk.qpns
         attr = talk.cmid.qp.query()[0]  # type: ignore[union-attr]
         memory = server.regions[talk.peer]
@@ -151,7 +159,7 @@ def test_forged_packets_with_the_right_qpn_and_psn_are_dropped() -> None:
 
 
 def test_cm_messages_for_unknown_communication_ids_are_dropped() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         random = Random(4)
         messages = [message for _ in range(40) for message in every_message(random)]
         packets = [sealed(stranger, SERVER, management(message, tid)) for tid, message in enumerate(messages)]
@@ -167,7 +175,7 @@ def test_cm_messages_for_unknown_communication_ids_are_dropped() -> None:
 
 
 def test_malformed_mads_are_dropped() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         random = Random(5)
         mads = [management(message)[20:] for message in every_message(random)]
         mads.append(management(asking(STRANGER, SERVER, 77))[20:])
@@ -186,7 +194,7 @@ def test_malformed_mads_are_dropped() -> None:
 
 
 def test_requests_for_a_service_without_listener_are_rejected() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         for number in range(1, 501):
             throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 1))))
             if number % 100 == 0:
@@ -212,7 +220,7 @@ def idle_listener(host: Host, backlog: int, port: int = PORT) -> tuple[EventChan
 
 
 def test_flood_of_requests_is_limited_to_the_backlog() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         channel, listener = idle_listener(server.host, 16, PORT + 2)
         agent = server.host.provider.host.cm.agent
         for number in range(1, 2001):
@@ -238,7 +246,7 @@ def test_flood_of_requests_is_limited_to_the_backlog() -> None:
 
 
 def test_unaccepted_requests_are_rejected_when_the_listener_closes() -> None:
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         channel, listener = idle_listener(server.host, 16, PORT + 2)
         for number in range(1, 100):
             throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 2))))
@@ -307,7 +315,7 @@ TOP = 1 << 64
     ],
 )
 def test_access_beyond_the_region_is_refused(opcode: WROpcode, address: Callable[[int, int], int], length: int) -> None:
-    with trio() as (_, server, talk, _):
+    with trio((SERVER, CLIENT, STRANGER)) as (_, server, talk, _):
         other = Talk(server, talk.host)
         memory = server.regions[other.peer]
         before = hashlib.sha256(memory.buf).digest()
@@ -381,7 +389,7 @@ def test_invalid_requests_are_answered_with_nak(
     make: Callable[[Callable[[Opcode], BTH], int, int], RocePacket], syndrome: int
 ) -> None:
     """Crafted packets with the expected PSN and a valid ICRC get the NAK of their error, and nothing else."""
-    with trio() as (fabric, server, talk, _):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, _):
         other = Talk(server, talk.host)
         other.on(1)
         memory = server.regions[other.peer]
@@ -402,7 +410,7 @@ def test_invalid_requests_are_answered_with_nak(
 
 def test_rkey_of_another_protection_domain_is_refused() -> None:
     """A region's key is valid only on queue pairs of its protection domain."""
-    with trio() as (_, server, talk, _):
+    with trio((SERVER, CLIENT, STRANGER)) as (_, server, talk, _):
         other = Talk(server, talk.host)
         assert other.peer.verbs is not None
         domain = PD(other.peer.verbs)
@@ -442,6 +450,7 @@ def test_crashed_clients_leave_nothing_behind() -> None:
 # -- real sockets ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("_family", [ADDRESSES], indirect=True)
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_server_in_another_process_survives_hostile_packets(host: str) -> None:
     """The same packets from an ordinary UDP socket, to the port that both processes share."""
@@ -457,8 +466,8 @@ def test_server_in_another_process_survives_hostile_packets(host: str) -> None:
         flow = Icrc(ours, ours, stranger.getsockname()[1])
         qpns = [qpn.to_bytes(3, "big") for qpn in (1, client.param.qp_num, client.cmid.qp.qp_num, 0xFFFFFF)]
         messages = [management(message) for _ in range(20) for message in every_message(random)]
-        messages += [management(asking("127.0.0.1", "127.0.0.1", number, server.port)) for number in range(1, 100)]
-        messages += [management(asking("10.0.0.3", "10.0.0.1", number, 1)) for number in range(1, 100)]
+        for source, destination in ((host, host), ("10.0.0.3", "10.0.0.1"), ("fd00::3", "fd00::1")):
+            messages += [management(asking(source, destination, number, server.port)) for number in range(1, 67)]
         packets = [packet + flow.seal([packet]) for packet in messages]
         packets += [damaged(random, packet) for packet in random.choices(packets, k=500)]
         for length in range(2001):

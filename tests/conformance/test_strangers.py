@@ -22,11 +22,19 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import LOSE, Fabric, Host, Outcome
 from rdmacm.verbs import SendFlag, WCStatus
-from support.hostile import ADDRESSES, PORT, Server, Talk, asking, equipped, management, sealed, throw, trio
+from support.hostile import ADDRESSES, FAMILIES, PORT, Server, Talk, asking, equipped, management, sealed, throw, trio
 
 E = CmEventType
 SERVER, CLIENT, STRANGER = ADDRESSES
 THIRD = "10.0.0.77"
+
+
+@pytest.fixture(autouse=True, params=FAMILIES)
+def _family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attack comes by IPv4 and by IPv6."""
+    third = THIRD if ":" not in request.param[0] else "fd00::77"
+    for name, address in zip(("SERVER", "CLIENT", "STRANGER", "THIRD"), (*request.param, third), strict=True):
+        monkeypatch.setitem(globals(), name, address)
 
 
 def ask(host: Host, request: REQ, tid: int = 1) -> None:
@@ -44,32 +52,32 @@ def bytes_between(fabric: Fabric, one: str, other: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("names", "reason", "ari"),
+    ("names", "reason", "has_ari"),
     [
-        ((THIRD, SERVER, STRANGER, SERVER), RejectReason.INVALID_GID, SERVER),
-        ((STRANGER, THIRD, STRANGER, SERVER), RejectReason.INVALID_GID, SERVER),
-        (("fe80::1", SERVER, STRANGER, SERVER), RejectReason.INVALID_GID, SERVER),
-        ((STRANGER, SERVER, THIRD, SERVER), RejectReason.CONSUMER_DEFINED, None),
-        ((CLIENT, SERVER, CLIENT, SERVER), RejectReason.INVALID_GID, SERVER),
+        (("THIRD", "SERVER", "STRANGER", "SERVER"), RejectReason.INVALID_GID, True),
+        (("STRANGER", "THIRD", "STRANGER", "SERVER"), RejectReason.INVALID_GID, True),
+        (("fe80::1", "SERVER", "STRANGER", "SERVER"), RejectReason.INVALID_GID, True),
+        (("STRANGER", "SERVER", "THIRD", "SERVER"), RejectReason.CONSUMER_DEFINED, False),
+        (("CLIENT", "SERVER", "CLIENT", "SERVER"), RejectReason.INVALID_GID, True),
     ],
 )
 def test_request_that_names_other_addresses_than_its_own_is_rejected(
-    names: tuple[str, str, str, str], reason: RejectReason, ari: str | None
+    names: tuple[str, str, str, str], reason: RejectReason, has_ari: bool
 ) -> None:
     """``names``: the sender's and the receiver's address in the GIDs, and in the private data."""
-    with trio() as (fabric, server, _, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, _, stranger):
         before, start = len(server.seen), len(fabric.log)
         request = asking(STRANGER, SERVER, 7)
-        local, remote, source, destination = (ip_address(name).packed for name in names)
+        local, remote, source, destination = (ip_address(globals().get(name, name)).packed for name in names)
         primary = replace(request.primary, local_gid=Gid.from_ip(local), remote_gid=Gid.from_ip(remote))
-        header = PrivateDataHeader(4, 7, source, destination).pack()
+        header = PrivateDataHeader(4 if len(source) == 4 else 6, 7, source, destination).pack()
         ask(stranger, replace(request, primary=primary, private_data=header))
         fabric.run(seconds=200)
         (answer,) = [entry.packet for entry in list(fabric.log)[start:] if entry.packet.source == "a"]
         rej = unpack_message(Mad.unpack(answer.data[20:-4]))
         assert isinstance(rej, REJ)
         assert rej.reason == reason
-        assert rej.ari[: rej.reject_info_length] == (bytes(Gid.from_ip(ip_address(ari).packed)) if ari else b"")
+        assert rej.ari[: rej.reject_info_length] == (bytes(Gid.from_ip(ip_address(SERVER).packed)) if has_ari else b"")
         assert len(server.seen) == before
 
 
@@ -213,7 +221,7 @@ def test_reply_to_a_request_that_was_given_up_is_rejected() -> None:
 
 def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
     """No id of any connection is known, nothing is kept, and nobody gets more answers than 1,024 at once."""
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         random = Random(1)
         ours, theirs = random.getrandbits(32), random.getrandbits(32)
         gids = Gid("fe80::1"), Gid("fe80::2")
@@ -256,10 +264,11 @@ def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
 @pytest.mark.parametrize("many", [False, True])
 def test_strangers_do_not_keep_a_newcomer_out(many: bool) -> None:
     """Forged requests of one source or many, thousands a second, at a server that accepts them all."""
-    with trio() as (fabric, server, talk, stranger):
+    with trio((SERVER, CLIENT, STRANGER)) as (fabric, server, talk, stranger):
         gsi = server.host.provider.host.mux.gsi
         for number in range(1, 2001):
-            source = f"10.1.{number >> 8}.{number & 255}" if many else STRANGER
+            network = f"10.1.{number >> 8}.{number & 255}" if "." in SERVER else f"fd01:0:0:{number:x}::1"
+            source = network if many else STRANGER
             packet = management(asking(source, SERVER, number), number)
             icrc = Icrc(ip_address(source).packed, ip_address(SERVER).packed, 50_000).seal([packet])
             # As from the server's wire: a host of a fabric sends from its own addresses only.
@@ -271,7 +280,7 @@ def test_strangers_do_not_keep_a_newcomer_out(many: bool) -> None:
         processed = server.seen.count(E.CONNECT_REQUEST)
         assert processed <= PERMITS + 2 * RATE + 2, "of a few thousand"
         before = fabric.now
-        newcomer = Talk(server, fabric.host("n", "10.0.0.9"))
+        newcomer = Talk(server, fabric.host("n", "10.0.0.9" if "." in SERVER else "fd00:0:0:9::9"))
         # Among many, the newcomer has to repeat its REQ once, which it does after 4.8 s.
         assert fabric.now - before < (5.0 if many else 0.1)
         newcomer.on(2)

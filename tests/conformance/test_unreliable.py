@@ -14,7 +14,7 @@ from rdmacm.proto.roce.headers import BTH, RETH, ImmDt, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, QPType, SendWR, WCOpcode, WCStatus, WROpcode
-from support.hostile import ADDRESSES, sealed, throw, trio
+from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
 
 PORT = 7000
 ROOM = 4096
@@ -196,9 +196,10 @@ def hostile_packets(qpn: int, rkey: int, addr: int) -> list[bytes]:
     return found
 
 
-def test_packets_that_are_wrong_change_nothing() -> None:
+@pytest.mark.parametrize("addresses", FAMILIES)
+def test_packets_that_are_wrong_change_nothing(addresses: tuple[str, str, str]) -> None:
     """From a stranger, and with the peer's own address: connections of both types go on."""
-    with trio() as (fabric, server, reliable, stranger), connected(reliable.host, server.host) as talk:
+    with trio(addresses) as (fabric, server, reliable, stranger), connected(reliable.host, server.host) as talk:
         for slot in range(SLOTS):
             talk.post(slot)
         assert talk.server.qp is not None
@@ -209,7 +210,7 @@ def test_packets_that_are_wrong_change_nothing() -> None:
             for start in range(0, len(packets), 50):
                 for packet in packets[start : start + 50]:
                     if source is stranger or packet[0] >= 0x20:  # what else is of the reliable connection's own type
-                        throw(source, SERVER, sealed(source, SERVER, packet))
+                        throw(source, addresses[0], sealed(source, addresses[0], packet))
                 fabric.run(seconds=0.01)
         assert talk.received() == []
         assert not any(talk.memory.buf)

@@ -6,12 +6,12 @@ Each packet has a valid ICRC, as only the peer of the connection can make it, an
 from __future__ import annotations
 
 import struct
-import threading
 from random import Random
 
 import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.cm.events import ConnectRequest
 from rdmacm.proto.cm.messages import REJ, pack_message, unpack_mad
 from rdmacm.proto.roce.headers import BTH, RocePacket
@@ -123,7 +123,7 @@ def test_address_and_length_beyond_64_bits_are_refused(address: int) -> None:
 @for_each("length", [1, 8, 0x1000, 0xFFFFFFFF, (1 << 64) - 1])
 def test_memory_table_refuses_ranges_that_wrap(length: int) -> None:
     """The device's own check of a region, for a peer and for a local scatter/gather element."""
-    table, domain = MemoryTable(Random(1), threading.RLock()), object()
+    table, domain = MemoryTable(Random(1), Runtime()), object()
     everything = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ
     region = table.register(domain, memoryview(bytearray(4096)), everything)
     for address in (TOP, TOP - length + 1, region.addr - 1, region.addr + 4096, region.addr - (1 << 64)):

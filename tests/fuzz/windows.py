@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +9,7 @@ from random import Random
 
 from fuzz.harness import Source, target
 from rdmacm.errors import RdmaError
+from rdmacm.progress.runtime import Runtime
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.verbs.enums import AccessFlag, MWType
@@ -46,7 +46,7 @@ class _World:
     """Two domains, three queue pairs (the third is of the second domain), four regions and some windows."""
 
     def __init__(self) -> None:
-        self.table = MemoryTable(Random(1), threading.RLock())
+        self.table = MemoryTable(Random(1), Runtime())
         self.domains = (object(), object())
         self.qps = [RemoteMemory(self.table, self.domains[number == 2]) for number in range(3)]
         self.regions: list[SoftMR] = []

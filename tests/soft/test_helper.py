@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -159,28 +157,3 @@ def test_it_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected() as (active, passive):
         active.send(b"hello")
         assert passive.recv() == b"hello"
-
-
-ISOLATED = """
-import {module} as interpreters
-made = interpreters.create()
-interpreters.run_string(made, '''
-import errno, rdmacm
-assert rdmacm.getaddrinfo("127.0.0.1", "7471")
-try:
-    rdmacm.listen(("127.0.0.1", 0))
-except rdmacm.RdmaError as error:
-    assert error.errno == errno.ENOTSUP, error
-    assert "main interpreter" in str(error), error
-else:
-    raise AssertionError("it listens")
-''')
-interpreters.destroy(made)
-"""
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="other interpreters refuse the import of single-phase modules")
-def test_an_isolated_sub_interpreter_gets_a_clear_error() -> None:
-    code = ISOLATED.format(module="_xxsubinterpreters")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

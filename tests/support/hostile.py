@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
 from random import Random
+
+import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.address import Gid
@@ -36,11 +38,30 @@ from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, SendFlag
 
-__all__ = ["ADDRESSES", "PORT", "Server", "Talk", "asking", "every_message", "management", "sealed", "throw", "trio"]
+__all__ = [
+    "ADDRESSES",
+    "FAMILIES",
+    "IPV6_ADDRESSES",
+    "PORT",
+    "Server",
+    "Talk",
+    "asking",
+    "every_message",
+    "management",
+    "sealed",
+    "throw",
+    "trio",
+]
 
 E = CmEventType
 PORT = 7471
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+IPV6_ADDRESSES = ("fd00::1", "fd00::2", "fd00:0:0:3::3")
+#: Parameters of tests: the addresses of the three hosts.
+FAMILIES = [
+    pytest.param(ADDRESSES, id="IPv4"),
+    pytest.param(IPV6_ADDRESSES, id="IPv6", marks=pytest.mark.slow),
+]
 SIZE = 256
 _ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
 
@@ -151,10 +172,10 @@ class Talk:
 
 
 @contextmanager
-def trio(**options: object) -> Iterator[tuple[Fabric, Server, Talk, Host]]:
+def trio(addresses: Sequence[str] = ADDRESSES, **options: object) -> Iterator[tuple[Fabric, Server, Talk, Host]]:
     """A fabric with a server, a connected client, and a stranger. Asserts at the end that no object is left."""
     fabric = Fabric(1, mtu=4200, **options)  # type: ignore[arg-type]
-    hosts = [fabric.host(name, address) for name, address in zip("abc", ADDRESSES, strict=True)]
+    hosts = [fabric.host(name, address) for name, address in zip("abc", addresses, strict=True)]
     hosts[2].wire.open()
     server = Server(hosts[0])
     talk = Talk(server, hosts[1])
@@ -195,7 +216,7 @@ def asking(source: str, destination: str, number: int, port: int = PORT) -> REQ:
     """A connection request, distinguished from others by its number."""
     ours, theirs = ip_address(source).packed, ip_address(destination).packed
     primary = Path(Gid.from_ip(ours), Gid.from_ip(theirs), 0xFFFF, 0xFFFF, hop_limit=64, local_ack_timeout=14)
-    header = PrivateDataHeader(4, number & 0xFFFF, ours, theirs).pack()
+    header = PrivateDataHeader(4 if len(ours) == 4 else 6, number & 0xFFFF, ours, theirs).pack()
     return REQ(
         service_id=0x01060000 + port,
         primary=primary,

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from rdmacm.progress.signals import checkpoint
+from rdmacm.protection import hold_during_fork
 
 __all__ = ["ACK_LOCK", "wait_acked", "waiters", "wake_waiters"]
 
@@ -17,6 +18,7 @@ _LATENCY = 0.05
 
 #: Guards the counts of events. Re-entrant: the garbage collector may acknowledge an event while its thread holds it.
 ACK_LOCK = threading.RLock()
+hold_during_fork(ACK_LOCK)
 _changed = threading.Condition(ACK_LOCK)
 #: How many threads wait: notifying takes time even where none does.
 waiters = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -220,12 +221,19 @@ class EventChannel:
         #: The name resolutions of its ids.
         self._lookups = NameLookups()
         self.blocking = True
+        #: The process that has made it.
+        self._pid = os.getpid()
         self._closed = False
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` has been called."""
         return self._closed
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a child of fork(2), and the channel is the parent's: nobody acknowledges events here."""
+        return self._pid != os.getpid()
 
     def fileno(self) -> int:
         """A descriptor to poll; -1 once closed.
@@ -514,7 +522,7 @@ class CmId(MulticastBase):
             if waiting.new_id is not None:  # a request that was never fetched
                 waiting.new_id.destroy()
         try:
-            if self._events_completed < self._events_reported:
+            if self._events_completed < self._events_reported and not self._channel._is_inherited:
                 wait_acked(lambda: self._events_completed >= self._events_reported)
         finally:  # an interrupt ends the wait
             if self._private:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.protection import renew_in_child
 
 __all__ = ["NameLookup", "NameLookups"]
 
@@ -58,6 +59,7 @@ class NameLookups:
     def __init__(self) -> None:
         # Re-entrant: the garbage collector may close another channel while this thread holds the lock.
         self._lock = threading.RLock()
+        renew_in_child(self)
         self._waiting: deque[NameLookup] = deque()
         self._threads = 0
 

@@ -113,7 +113,8 @@ class MulticastBase(ConnectionBase):
             text = "this thread holds an event of the group, and would wait for itself"
             raise cm_error(errno.EDEADLK, text, "leave_multicast", str(group), "ack() the event first")
         self._leave(found)
-        wait_acked(lambda: found.completed >= found.reported)
+        if not self._channel._is_inherited:
+            wait_acked(lambda: found.completed >= found.reported)
 
     def _leave(self, membership: GroupMembership) -> None:
         with ACK_LOCK:

@@ -83,6 +83,10 @@ class Channel(Protocol):
     def _lookups(self) -> NameLookups:
         """Where name resolutions run."""
 
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a child of fork(2), and the channel is the parent's."""
+
 
 class ResolutionBase:
     """The part of :class:`rdmacm.CmId` that binds to addresses and resolves them."""

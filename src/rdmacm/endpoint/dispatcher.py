@@ -10,12 +10,13 @@ waits are called with the lock held; :meth:`Dispatcher.drive_once` takes it for 
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rdmacm.cmid import CmEvent, CmId, EventChannel
-from rdmacm.errors import CmWouldBlockError, check_timeout
+from rdmacm.errors import CmWouldBlockError, check_timeout, cm_error
 from rdmacm.progress.containment import InternalErrors
 from rdmacm.provider import Provider
 
@@ -196,6 +197,12 @@ class Dispatcher:
         except Exception as second:
             self.errors.report("endpoint", f"{ended!r} is not disconnected", second)
 
+    def check_fork(self) -> None:
+        """Raise EBADF in a child of fork(2): the endpoints are the parent's."""
+        if self.channel._is_inherited:
+            text = "the connection or listener was made before fork(2)"
+            raise cm_error(errno.EBADF, text, hint="make it in the child")
+
     # -- the provider's lock --------------------------------------------------------------------------
 
     def drive_once(self, work: Callable[[], T]) -> T:
@@ -224,6 +231,7 @@ def run(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = Non
     limit = None if timeout is None else dispatcher.clock() + timeout
     try:
         check_timeout(timeout)
+        dispatcher.check_fork()
         wait = next(routine)
         while True:
             ends = [end for end in (limit, wait.until) if end is not None]

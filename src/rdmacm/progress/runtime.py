@@ -58,6 +58,10 @@ Simulation
 Finding a provider
     :mod:`rdmacm.soft` has a lock for the table of providers. It is taken before a runtime's lock, never after.
 
+Fork
+    The child gets a new lock of the runtime (:meth:`Runtime.abandon`), so objects keep the runtime and not its lock.
+    :mod:`rdmacm.protection` says what becomes of the others.
+
 Locks of one module
     Each guards the data of its module: a capture file (:mod:`rdmacm.captures`), a simulated subnet
     (:mod:`rdmacm.testing.subnet`), the connection to ibacm and the queue of its background thread (:mod:`rdmacm.acm`).
@@ -174,10 +178,10 @@ class Runtime:
         """Set the driver; once, by the provider."""
         self.driver = driver
 
-    def check_fork(self, call: str) -> None:
-        """Raise EBADF for an object that was made before fork(2)."""
+    def check_fork(self, call: str, what: str = "channel") -> None:
+        """Raise EBADF in a child of fork(2), where ``what`` is the parent's."""
         if self.abandoned:
-            raise cm_error(errno.EBADF, "the channel was made before fork(2)", call, hint="a channel of this process")
+            raise cm_error(errno.EBADF, f"the {what} was made before fork(2)", call, hint="make it in the child")
 
     # -- progress -------------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ def _find() -> tuple[ModuleType | None, str]:
         why = "it is not installed" if is_absent else f"it cannot be loaded: {error}"
         if wanted == "c":
             text = f"{ENVIRONMENT} demands the compiled core, and {why}"
-            hint = "building it: python3 dev.py core in the sources; or installing with RDMACM_BUILD_CORE=require"
+            build = "building it: python3 dev.py core in the sources; or installing with RDMACM_BUILD_CORE=require"
+            hint = build if is_absent else f"{ENVIRONMENT}=auto"
             raise cm_error(errno.ENOENT, text, "core", hint=hint) from error
         return None, why
 

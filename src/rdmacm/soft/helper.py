@@ -58,7 +58,7 @@ class Helper:
     def start(self) -> None:
         """Start the thread unless it runs. The lock is held.
 
-        EAGAIN if the system allows no further thread, ENOTSUP if the interpreter is an isolated sub-interpreter.
+        EAGAIN if the system allows no further thread.
         """
         if self._stop is None:
             self._stop = threading.Event()
@@ -70,13 +70,8 @@ class Helper:
                 self._thread.start()
             except RuntimeError as error:
                 self.abandon()
-                is_limit = "can't start" in str(error)
-                raise cm_error(
-                    errno.EAGAIN if is_limit else errno.ENOTSUP,
-                    f"the helper thread cannot be started: {error}",
-                    "open_device",
-                    hint="`ulimit -u`" if is_limit else "the main interpreter",
-                ) from error
+                text = f"the helper thread cannot be started: {error}"
+                raise cm_error(errno.EAGAIN, text, "open_device", hint="`ulimit -u`") from error
 
     def wake(self) -> None:
         """The provider's descriptors or its first deadline have changed. The lock is held."""

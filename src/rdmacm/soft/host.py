@@ -367,6 +367,7 @@ class SoftHost:
     def abandon(self) -> None:
         """In a child of fork(2): close what is shared with the parent. The runtime is abandoned first."""
         self.helper.abandon()
+        self.cm.close()  # what is destroyed from here on has no peer to tell
         self.network.close()
         self.ib.abandon()
         self.mux.abandon()

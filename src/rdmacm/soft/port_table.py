@@ -47,6 +47,7 @@ from typing import TypeAlias
 from rdmacm.address import AF_IB
 from rdmacm.constants import PortSpace
 from rdmacm.errors import cm_error
+from rdmacm.soft.interpreter import check_main_interpreter
 from rdmacm.soft.processes import process_text
 
 _FAMILIES = (AF_INET, AF_INET6, AF_IB)
@@ -227,6 +228,7 @@ class PortTable:
     def _file(self) -> int:
         if self._fd >= 0:
             return self._fd
+        check_main_interpreter("bind_addr")
         self._directory = next((d for d in self._directories if os.access(d, os.W_OK | os.X_OK)), None)
         if self._directory is None:
             return self._private()

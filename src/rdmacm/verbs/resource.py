@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.protection import finalize
+from rdmacm.protection import finalize, hold_during_fork
 
 __all__ = ["Resource"]
 
@@ -31,7 +31,8 @@ _EVENT = "AsyncEvent"
 #: Shared by all objects that never had a dependent; it stays empty.
 _NO_DEPENDENTS: set[tuple[str, int]] = set()
 #: Held to replace it.
-_FIRST_EVENT = threading.Lock()
+_FIRST_EVENT = threading.RLock()
+hold_during_fork(_FIRST_EVENT)
 
 
 class Resource:

@@ -6,11 +6,11 @@ import ctypes
 import errno
 import mmap
 import random
-import threading
 
 import pytest
 
 from rdmacm import RdmaError
+from rdmacm.progress.runtime import Runtime
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory, SoftMR
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import AccessFlag
@@ -21,7 +21,7 @@ PD, OTHER = object(), object()
 
 
 def table() -> MemoryTable:
-    return MemoryTable(random.Random(1), threading.RLock())
+    return MemoryTable(random.Random(1), Runtime())
 
 
 def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> SoftMR:
@@ -148,7 +148,7 @@ def test_region_changes_and_keeps_its_keys() -> None:
 
 def test_key_of_a_deregistered_region_comes_back_after_many_others() -> None:
     numbers = random.Random(1)
-    memory = MemoryTable(numbers, threading.RLock())
+    memory = MemoryTable(numbers, Runtime())
     first = region(memory, bytearray(8))
     first.dereg()
     draws = iter([first.rkey, 77])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import errno
 import random
-import threading
 
 import pytest
 
 from rdmacm import RdmaError
+from rdmacm.progress.runtime import Runtime
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState
 from rdmacm.soft.device.queue_pair import SoftQP
@@ -34,7 +34,7 @@ class Rig:
     """A table with a region of 100 bytes, and two queue pairs of one domain."""
 
     def __init__(self) -> None:
-        self.table = MemoryTable(random.Random(1), threading.RLock())
+        self.table = MemoryTable(random.Random(1), Runtime())
         self.region = self.table.register(PD, memoryview(bytearray(range(100))), BINDABLE)
         self.qp, self.second = RemoteMemory(self.table, PD), RemoteMemory(self.table, PD)
 
@@ -131,7 +131,7 @@ def test_region_stays_while_a_window_is_bound(rig: Rig) -> None:
 
 def test_binds_that_no_window_allows(rig: Rig) -> None:
     foreign = rig.table.register(OTHER, memoryview(bytearray(100)), BINDABLE)
-    elsewhere = MemoryTable(random.Random(1), threading.RLock())
+    elsewhere = MemoryTable(random.Random(1), Runtime())
     twin = elsewhere.register(PD, memoryview(bytearray(100)), BINDABLE)
     assert twin.lkey == rig.region.lkey
     gone = rig.table.register(PD, memoryview(bytearray(100)), BINDABLE)
@@ -194,7 +194,7 @@ def test_addresses_of_a_zero_based_window_count_from_its_start(rig: Rig) -> None
 
 def test_keys_of_regions_and_windows_never_collide() -> None:
     numbers = random.Random(1)
-    table = MemoryTable(numbers, threading.RLock())
+    table = MemoryTable(numbers, Runtime())
     region = table.register(PD, memoryview(bytearray(8)), BINDABLE)
     draws = iter([0, region.rkey >> 8, 0x123456, 0x42])
     drawn, numbers.getrandbits = numbers.getrandbits, lambda bits: next(draws)  # type: ignore[method-assign]

@@ -56,7 +56,8 @@ class SoftChannel:
 
     def _take(self) -> SoftCQ | None:
         if self._closed or self._runtime.abandoned:
-            raise cm_error(errno.EBADF, "the channel is closed", "get_cq_event")
+            why = "the channel is closed" if self._closed else "the channel was made before fork(2)"
+            raise cm_error(errno.EBADF, why, "get_cq_event")
         if not self._events:
             return None
         cq = self._events.popleft()
@@ -237,6 +238,7 @@ class SoftCQ:
             polled = queue.poll(num_entries)
             if polled is not None:
                 return polled
+        self._runtime.check_fork("poll_cq", "completion queue")
         if queue:
             if queue.waited:
                 queue.waited = False
@@ -270,8 +272,7 @@ class SoftCQ:
         return waited
 
     def _ready(self) -> bool:
-        if self._runtime.abandoned:
-            raise cm_error(errno.EBADF, "the completion queue was made before fork(2)", "poll_cq")
+        self._runtime.check_fork("poll_cq", "completion queue")
         if self._is_destroyed:
             raise cm_error(errno.EBADF, "the completion queue is closed", "wait")
         return bool(self.queue) or self.overrun

@@ -116,6 +116,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("modify_qp", "queue pair")
             self._leave_core()
             before, bits = self.state, mask.value
             state = QPState(attr.qp_state) if bits & QP_STATE else before
@@ -192,6 +193,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
     def post_send(self, wrs: list[SendWR]) -> None:
         mux = self._mux
         with mux.runtime.lock:
+            mux.runtime.check_fork("post_send", "queue pair")
             if self.state < _RTS:
                 raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             if self.core is not None:

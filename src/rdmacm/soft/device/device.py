@@ -128,7 +128,7 @@ class SoftDevice:
         #: The queues of asynchronous events of its contexts.
         self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
-        self._memory = MemoryTable(random, runtime.lock)
+        self._memory = MemoryTable(random, runtime)
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
         self._parts = DeviceParts(
@@ -206,8 +206,12 @@ class SoftDevice:
             return False
         return any(row.gid.ip == address for row in device.ports[0].gids)
 
+    def _check_fork(self, step: str) -> None:
+        self._runtime.check_fork(step, "device")
+
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
         with self._runtime.lock:
+            self._check_fork("reg_mr")
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
             return self._memory.register(pd, view, access)
@@ -218,28 +222,34 @@ class SoftDevice:
 
     def alloc_mw(self, pd: object, mw_type: MWType) -> SoftMW:
         with self._runtime.lock:
+            self._check_fork("alloc_mw")
             if self._memory.windows >= self.attr.max_mw:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mw} windows are allocated", "alloc_mw", self.name)
             return self._memory.allocate(pd, mw_type)
 
     def create_channel(self) -> SoftChannel:
+        self._check_fork("create_comp_channel")
         return SoftChannel(self._runtime)
 
     def create_async_queue(self, keep_open: bool) -> SoftAsyncQueue:
+        self._check_fork("open_device")
         queue = SoftAsyncQueue(self._runtime, partial(self._find_device, self._ifindex), keep_open)
         with self._runtime.lock:
             self._async_queues.add(queue)
         return queue
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, _comp_vector: int = 0) -> SoftCQ:
+        self._check_fork("create_cq")
         assert channel is None or isinstance(channel, SoftChannel)
         return SoftCQ(self._runtime, self._mux, cqe, channel, owner)
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
+        self._check_fork("create_srq")
         return SoftSRQ(self._mux, self._memory, pd, attr)
 
     def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> XrcDomain:
         with self._runtime.lock:
+            self._check_fork("open_xrcd")
             domain = self._xrc_domains.get(inode) if inode is not None else None
             if domain is None:
                 if not create:
@@ -255,6 +265,7 @@ class SoftDevice:
     def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> SoftXrcRecvQP:
         assert isinstance(domain, XrcDomain)
         with self._runtime.lock:
+            self._check_fork("open_qp")
             found = self._mux.find(qp_num)
             if not isinstance(found, SoftXrcRecvQP) or not found.open(domain, events):
                 text = f"no queue pair 0x{qp_num:x} of type XRC_RECV is in the domain"
@@ -265,6 +276,7 @@ class SoftDevice:
         assert isinstance(domain, XrcDomain)
         assert isinstance(cq, SoftCQ)
         with self._runtime.lock:
+            self._check_fork("create_srq")
             return SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
 
     def create_qp(
@@ -283,6 +295,7 @@ class SoftDevice:
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
+            self._check_fork("create_qp")
             if len(self._mux) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
             if qp_type is QPType.XRC_RECV:

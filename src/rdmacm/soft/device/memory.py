@@ -32,9 +32,9 @@ from rdmacm.verbs.wr import SGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
     from rdmacm.enums import AccessFlag
+    from rdmacm.progress.runtime import Runtime
     from rdmacm.proto._core import Regions
 
 __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
@@ -91,7 +91,9 @@ class SoftMR:
         self.windows = 0
 
     def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
-        with self._table.lock:
+        runtime = self._table.runtime
+        with runtime.lock:
+            runtime.check_fork("rereg_mr", "region")
             self._check_unbound("rereg_mr")
             if access is not None:
                 _check_access(access, "rereg_mr")
@@ -105,7 +107,7 @@ class SoftMR:
 
     def dereg(self) -> None:
         """Revoke the keys and let go of the buffer. Requests that were posted keep their own hold on it."""
-        with self._table.lock:
+        with self._table.runtime.lock:
             self._check_unbound("dereg_mr")
             self._table.remove(self)
 
@@ -116,13 +118,13 @@ class SoftMR:
 
 
 class MemoryTable:
-    """The regions of a device, by key, and its memory windows. The device's lock is held for every call."""
+    """The regions of a device, by key, and its memory windows. The runtime's lock is held for every call."""
 
-    def __init__(self, source: random.Random, lock: AbstractContextManager[object]) -> None:
-        """``source`` makes the keys; ``lock`` is the device's."""
+    def __init__(self, source: random.Random, runtime: Runtime) -> None:
+        """``source`` makes the keys; ``runtime`` is the device's."""
         self._random = source
-        #: For the methods of regions and windows that the API calls.
-        self.lock = lock
+        #: Its lock is for the methods of regions and windows that the API calls.
+        self.runtime = runtime
         self._regions: dict[int, SoftMR] = {}
         #: The same for the compiled core; None without it.
         self.core_regions = compiled.Regions() if compiled is not None else None
@@ -184,7 +186,7 @@ class MemoryTable:
     def deallocate(self, window: SoftMW) -> None:
         """Deallocate a window, and take its region away."""
         index = window.rkey >> 8
-        with self.lock:
+        with self.runtime.lock:
             if self._windows.pop(index, None) is not None:
                 self._freed_windows.add(index)
             window.unbind()

@@ -170,7 +170,7 @@ class QPMultiplexer:
         if self.opened:
             return
         with self.runtime.lock:
-            self._check_fork()
+            self.runtime.check_fork("open_device", "device")
             self.wire.open()
             self.opened = True
             self.train = self.wire.can_segment()
@@ -209,12 +209,9 @@ class QPMultiplexer:
             self.port.abandon()
         self.pending_acks.clear()
         self._qps.clear()
+        self.gsi.close()
         self.groups.clear()
         self.wire.abandon()
-
-    def _check_fork(self) -> None:
-        if self.runtime.abandoned:
-            raise cm_error(errno.EBADF, "the device was opened before fork(2)", hint="a device of this process")
 
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when there is something to receive."""
@@ -480,7 +477,7 @@ class QPMultiplexer:
         if self._send_queue or self._is_processing or not self.opened:
             self.ready(qp)
             if not self.opened:
-                self._check_fork()
+                self.runtime.check_fork("open_device", "device")
             elif not self._is_processing:
                 self._take_turns(now)
                 self._request_call()

@@ -98,6 +98,7 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("modify_qp", "queue pair")
             self._mux.acknowledge()
             self._leave_core()
             before = self.state
@@ -264,6 +265,7 @@ class SoftQP(WorkQueues["QPEngine"]):
     def post_send(self, wrs: list[SendWR]) -> None:
         mux = self._mux
         with mux.runtime.lock:
+            mux.runtime.check_fork("post_send", "queue pair")
             if self.core is not None:
                 self._settle()
             if self._sends + len(wrs) > self._cap.max_send_wr:

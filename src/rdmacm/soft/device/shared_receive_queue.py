@@ -44,6 +44,7 @@ class SoftSRQ:
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("post_srq_recv", "queue")
             for wr in wrs:
                 if len(self._queue) >= self._max_wr:
                     error = cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
@@ -68,6 +69,7 @@ class SoftSRQ:
 
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
         with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("modify_srq", "queue")
             limit = attr.srq_limit if mask & SrqAttrMask.LIMIT else self._limit
             if mask & SrqAttrMask.MAX_WR:
                 for count, what in ((len(self._queue), "receives in the queue"), (limit, "srq_limit")):

@@ -194,6 +194,8 @@ class WorkQueues(Generic[E]):
     def fail(self) -> None:
         """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
         with self._mux.runtime.lock:
+            if self._mux.runtime.abandoned:
+                return
             self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 try:
@@ -276,6 +278,7 @@ class WorkQueues(Generic[E]):
 
     def post_send_all(self, wrs: list[SendWR]) -> None:
         with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("post_send", "queue pair")
             if self.core is not None:
                 self._settle()
             if len(wrs) > 1:
@@ -292,6 +295,7 @@ class WorkQueues(Generic[E]):
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("post_recv", "queue pair")
             if self.state is _RESET:
                 raise refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:

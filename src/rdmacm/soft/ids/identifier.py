@@ -269,6 +269,7 @@ class SoftId(IdCore):
 
     def migrate(self, queue: EventQueue) -> None:
         with self.runtime.lock:
+            self.runtime.check_fork("migrate_id")
             self.require(Trigger.MIGRATE)
             owner, old = self.owner(), self.queue
             assert isinstance(queue, SoftQueue)
@@ -367,6 +368,7 @@ class SoftId(IdCore):
 
     def establish(self) -> None:
         with self.runtime.lock:
+            self.runtime.check_fork("establish")
             if not self.may(Trigger.ACCEPT) or not self.connector.is_open:
                 raise self.refuse("establish")
             self.connector.confirm()
@@ -398,12 +400,14 @@ class SoftId(IdCore):
 
     def reject(self, private_data: bytes, reason: int) -> None:
         with self.runtime.lock:
+            self.runtime.check_fork("reject")
             if not self.may(Trigger.REJECT) or not self.connector.is_open:
                 raise self.refuse(Trigger.REJECT.value)
             self.connector.reject(private_data, reason)
 
     def notify(self, event: int) -> None:
         with self.runtime.lock:
+            self.runtime.check_fork("notify")
             if not self.may(Trigger.NOTIFY) or not self.connector.is_open:
                 raise self.refuse(Trigger.NOTIFY.value)
             if event == _EVENT_COMM_EST:
@@ -424,6 +428,7 @@ class SoftId(IdCore):
 
     def disconnect(self) -> bool:
         with self.runtime.lock:
+            self.runtime.check_fork("disconnect")
             if not self.may(Trigger.DISCONNECT) or not self.connector.is_open:
                 raise self.refuse(Trigger.DISCONNECT.value)
             self._fail_qp()

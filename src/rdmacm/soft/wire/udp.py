@@ -35,6 +35,7 @@ from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
+from rdmacm.soft.interpreter import check_main_interpreter
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
@@ -149,6 +150,7 @@ class UdpWire(Pollers):
     def open(self) -> None:
         if self._poller is not None:
             return
+        check_main_interpreter("open_device")
         if not hasattr(socket.socket, "recvmsg_into"):
             raise cm_error(
                 errno.ENOSYS, "this system does not report the destination address of a datagram", "open_device"
