@@ -1,7 +1,7 @@
 """Servers for :mod:`interop.aborts`: each echoes messages on every connection, until the connection ends.
 
-The kinds are those of the API: ``listen`` and ``aio`` are the endpoints, ``ids`` are bare ids with an event channel, and
-``synchronous`` are bare ids without one. Each answers the message ``count`` with the objects that it has.
+The kinds are those of the API: ``listen`` and ``aio`` are the endpoints, ``ids`` are bare ids with an event channel,
+and ``synchronous`` are bare ids without one. Each answers the message ``count`` with the objects that it has.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Echo:
 
 
 def serve_ids(provider: str, host: str, port: int, ready: Ready) -> None:
-    """One thread fetches all events; it has datagrams too, where the device has."""
+    """One thread fetches all events. It listens for datagrams as well, where the device has them."""
     with EventChannel(provider) as channel, contextlib.ExitStack() as listeners:
         for space in (PortSpace.TCP, PortSpace.UDP):
             listener = listeners.enter_context(CmId(channel, space))
@@ -165,13 +165,20 @@ def serve_ids(provider: str, host: str, port: int, ready: Ready) -> None:
                 cmid, kind = event.id, event.type
             if kind is E.CONNECT_REQUEST and cmid.ps is PortSpace.UDP:
                 answer_datagram(cmid)
-            elif kind is E.CONNECT_REQUEST:
+                continue
+            if kind is E.CONNECT_REQUEST:
                 cmid.context = Echo(cmid)
-                cmid.context.accept()
+            echo = cmid.context
+            assert isinstance(echo, Echo)
+            if kind is E.CONNECT_REQUEST:
+                echo.accept()
             elif kind is E.ESTABLISHED:
-                threading.Thread(target=cmid.context.run, daemon=True).start()
+                threading.Thread(target=echo.run, daemon=True).start()
+            elif kind is E.DISCONNECTED:  # its thread sees flushed work requests, and destroys the id
+                with contextlib.suppress(RdmaError):
+                    cmid.disconnect()
             elif kind in ENDS:
-                end(cmid, kind)
+                echo.close()
 
 
 def answer_datagram(cmid: CmId) -> None:
@@ -179,14 +186,6 @@ def answer_datagram(cmid: CmId) -> None:
         cmid.create_qp()
         cmid.accept()
     cmid.destroy()
-
-
-def end(cmid: CmId, kind: CmEventType) -> None:
-    if kind is E.DISCONNECTED:  # its thread sees flushed work requests, and destroys the id
-        with contextlib.suppress(RdmaError):
-            cmid.disconnect()
-    else:
-        cmid.context.close()
 
 
 def serve_synchronous(provider: str, host: str, port: int, ready: Ready) -> None:
