@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 from random import Random
 
 import pytest
 
 from rdmacm import AddrInfo, CmDisconnectedError, CmTimeoutError, RdmaError, connect
 from rdmacm.address import Gid
-from rdmacm.endpoint.core import ConnectionOptions
+from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.proto.cm.messages import REQ, Path, pack_message
@@ -303,6 +305,25 @@ def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pyt
     made = [attempt.result for attempt in attempts if attempt.error is None]
     assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
     ends.close(*made)
+
+
+def test_the_error_of_a_failed_request_keeps_no_object_of_it() -> None:
+    """The kernel counts a protection domain until the last reference to it is gone."""
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    ends.listener.options = ConnectionOptions(depth=1 << 30)
+    accepting, connecting = ends.accepting(), ends.connecting("10.0.0.2")
+    while ends.listener.last_error is None:
+        accepting.turn()
+        connecting.turn()
+        fabric.run(seconds=0.001)
+    gc.collect()
+    found = [each for each in gc.get_objects() if isinstance(each, ConnectionCore)]
+    assert [core for core in found if core.dispatcher is ends.b_dispatcher] == []
+    assert ends.listener.last_error.errno == errno.EINVAL
+    connecting.cancel()
+    accepting.cancel()
+    ends.close()
 
 
 # -- requests that say that a peer has restarted ------------------------------------------------------------

@@ -339,6 +339,35 @@ def requests_wait_while_they_are_not_wanted() -> None:
                 event.id.destroy()
 
 
+def requests_beyond_the_backlog_are_rejected() -> None:
+    """One is posted, one is kept for later as the backlog says, and no peer makes this process keep a third."""
+    with EventChannel("kernel") as channel, CmId(channel) as listener, EventChannel("kernel") as active:
+        listener.bind_addr((HERE, 7502))
+        listener.allow_requests(1)
+        listener.listen(1)
+        clients = [CmId(active) for _ in range(3)]
+        requests: list[CmId] = []
+        for number, cmid in enumerate(clients, 5):
+            cmid.resolve_addr((HERE, 7502))
+            assert event_type(active) is E.ADDR_RESOLVED
+            cmid.resolve_route()
+            assert event_type(active) is E.ROUTE_RESOLVED
+            cmid.connect(ConnParam(qp_num=number))
+            if not requests:
+                with channel.get_event(5) as event:
+                    requests.append(event.id)
+            else:
+                refused(errno.ETIMEDOUT, lambda: channel.get_event(0.3), CmTimeoutError)
+        with active.get_event(5) as event:
+            assert event.type is E.REJECTED
+            assert event.id is clients[2]
+        listener.allow_requests(1)
+        with channel.get_event(5) as event:
+            requests.append(event.id)
+        for cmid in (*requests, *clients):
+            cmid.destroy()
+
+
 def a_synchronous_pair_connects() -> None:
     with CmId(provider="kernel") as listener, CmId(provider="kernel") as active:
         listener.bind_addr((HERE, 7501))
@@ -511,6 +540,7 @@ RULES = (
     a_wait_ends_in_time_by_a_signal_and_when_the_channel_is_closed,
     two_threads_get_one_event_each,
     requests_wait_while_they_are_not_wanted,
+    requests_beyond_the_backlog_are_rejected,
     a_synchronous_pair_connects,
     the_route_of_the_hints_restricts,
     groups_are_joined_and_left,

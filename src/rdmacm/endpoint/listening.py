@@ -219,7 +219,7 @@ class ListenerCore(Observable):
         try:
             core = incoming.start_accept(private_data)
         except RdmaError as error:  # the peer gave up, or asked for something impossible; serve the others
-            self.last_error = error
+            self.last_error = _without_frames(error)
             return _ANSWERED
         core.lifecycle.wakers.append(partial(self._lifecycle_changed, core))
         self._half_open[core] = self.dispatcher.clock()
@@ -273,6 +273,12 @@ class ListenerCore(Observable):
         with contextlib.suppress(RdmaError):
             self.cmid.write_cm_event()  # wakes threads in accept() and get_request()
         return True
+
+
+def _without_frames(error: RdmaError) -> RdmaError:
+    """The error without the frames that raised it, which would keep the objects of the request, as its PD, alive."""
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _check_private_data(private_data: bytes) -> None:

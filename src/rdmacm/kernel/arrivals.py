@@ -174,7 +174,10 @@ def _request(listener: KernelId, queue: KernelQueue, raw: abi.Event) -> QueuedEv
     event = QueuedEvent(owner, _E.CONNECT_REQUEST, raw.status, param=_param(listener, raw, True), new_id=child)
     if listener.requests_allowed is not None:
         if listener.requests_allowed <= 0:
-            listener.held_requests.append(event)
+            if len(listener.held_requests) < listener.most_held:
+                listener.held_requests.append(event)
+            else:  # the kernel's own backlog has become free as the request was fetched
+                child.destroy()
             return None
         listener.requests_allowed -= 1
     return event

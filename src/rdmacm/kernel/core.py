@@ -59,6 +59,7 @@ class IdCore:
         "is_established",
         "local_addr",
         "local_ece",
+        "most_held",
         "number",
         "options",
         "origin",
@@ -123,9 +124,10 @@ class IdCore:
         self.is_disconnected = False
         #: The ECE options to send, and those of the peer.
         self.local_ece = self.peer_ece = NO_ECE
-        #: How many requests may be posted; None for all. The others are kept, as events.
+        #: How many requests may be posted; None for all. Up to ``most_held`` others are kept, as events.
         self.requests_allowed: int | None = None
         self.held_requests: list[object] = []
+        self.most_held = 0
         #: When the step in progress began, in nanoseconds.
         self.started = 0
         #: Name, nanoseconds and result of each step taken.

@@ -113,10 +113,14 @@ class KernelQueue:
                 return event
 
     def drain(self) -> None:
-        """Fetch the events that the kernel has, so that what they report is known. They stay in the queue."""
-        while (event := self._fetch()) is not None:
-            self._events.append(event)
-        self._ring()
+        """Fetch the events that the kernel has, so that what they report is known. They stay in the queue.
+
+        The descriptor is not readable any more because of them: the reader of the queue, and the threads that wait, are
+        told as of any event.
+        """
+        if self._fetch_all():
+            self._ring()
+            self._runtime.waiters.wake()
 
     def has_any(self) -> bool:
         """Whether events wait in this process."""
@@ -132,10 +136,16 @@ class KernelQueue:
 
     def _readable(self) -> None:
         """The provider has seen that the kernel has events; those of a queue that has a callback are fetched now."""
-        if self.notify is None:
-            return
+        if self.notify is not None:
+            self._fetch_all()
+
+    def _fetch_all(self) -> bool:
+        """Fetch and add the events that the kernel has; whether there were any."""
+        found = False
         while (event := self._fetch()) is not None:
             self._add(event)
+            found = True
+        return found
 
     def _add(self, event: QueuedEvent) -> None:
         self._events.append(event)
@@ -149,8 +159,7 @@ class KernelQueue:
         with self._runtime.lock:
             if self.ucma.fd < 0:
                 return
-            while (older := self._fetch()) is not None:
-                self._add(older)
+            self._fetch_all()  # they are older
             self._add(event)
             self._ring()
             self._runtime.waiters.wake()

@@ -67,6 +67,8 @@ _ROOM = {
     ("reject", True): 136,
 }
 _IP_HEADER = 36
+#: The largest backlog, which is the kernel's by default (net.rdma_ucm.max_backlog).
+_MOST_HELD = 1024
 _TO_RTS = (QPState.RTR, QPState.RTS)
 _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
@@ -349,12 +351,13 @@ class KernelId(IdCore):
             self.begin("listen")
             payload = abi.pair(self.number, max(0, min(backlog, 0x7FFFFFFF)))
             self.tell(Command.LISTEN, payload, "listen", Trigger.LISTEN)
+            self.most_held = backlog if 0 < backlog < _MOST_HELD else _MOST_HELD
             self.enter(State.LISTEN)
             self.refresh("listen")
 
     def allow_requests(self, count: int) -> None:
         with self.runtime.lock:
-            self.requests_allowed = count
+            self.requests_allowed = (self.requests_allowed or 0) + count
             while self.held_requests and self.requests_allowed > 0:
                 event = self.held_requests.pop(0)
                 assert isinstance(event, QueuedEvent)
