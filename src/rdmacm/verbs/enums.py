@@ -211,6 +211,7 @@ class EventType(IntEnum):
     CLIENT_REREGISTER = 17
     GID_CHANGE = 18
     WQ_FATAL = 19
+    DEVICE_SPEED_CHANGE = 20
 
     def __str__(self) -> str:
         return f"IBV_EVENT_{self.name}"

@@ -27,7 +27,17 @@ from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
 from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.attrex import DeviceAttrEx
-from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, MWType, PortState, QPType
+from rdmacm.verbs.enums import (
+    AccessFlag,
+    AtomicCap,
+    DeviceCapFlag,
+    EventType,
+    Mtu,
+    MWType,
+    PortState,
+    QPType,
+    SendOpsFlag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.device import Device
+    from rdmacm.verbs.wr import AddressHandle
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
 
@@ -216,6 +227,9 @@ class SoftDevice:
         """A software device accesses memory of the process only."""
         raise cm_error(errno.EOPNOTSUPP, "the device has no regions of dma-bufs", "reg_dmabuf_mr", self.name)
 
+    def create_ah(self, pd: object, ah: AddressHandle) -> None:
+        pass
+
     def alloc_mw(self, pd: object, mw_type: MWType) -> SoftMW:
         with self._runtime.lock:
             if self._memory.windows >= self.attr.max_mw:
@@ -276,6 +290,7 @@ class SoftDevice:
         send_cq: CQBackend | None,
         recv_cq: CQBackend | None,
         srq: SRQBackend | None,
+        send_ops: SendOpsFlag | None = None,  # noqa: ARG002 (a queue pair has all operations of its type)
     ) -> SoftQP | SoftUdQP:
         """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
         kind = _QUEUE_PAIRS.get(qp_type)
