@@ -24,7 +24,7 @@ from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
-from rdmacm.soft.device.work_queues import DeviceParts
+from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.enums import (
@@ -140,6 +140,9 @@ class SoftDevice:
         self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
         self._memory = MemoryTable(random, runtime.lock)
+        self._memory.changed = self._region_changed
+        #: The shared receive queues.
+        self._srqs: weakref.WeakSet[SoftSRQ] = weakref.WeakSet()
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
         self._parts = DeviceParts(
@@ -250,7 +253,10 @@ class SoftDevice:
         return SoftCQ(self._runtime, self._mux, cqe, channel, owner)
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
-        return SoftSRQ(self._mux, self._memory, pd, attr)
+        made = SoftSRQ(self._mux, self._memory, pd, attr)
+        with self._runtime.lock:
+            self._srqs.add(made)
+        return made
 
     def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> XrcDomain:
         with self._runtime.lock:
@@ -279,7 +285,16 @@ class SoftDevice:
         assert isinstance(domain, XrcDomain)
         assert isinstance(cq, SoftCQ)
         with self._runtime.lock:
-            return SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
+            made = SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
+            self._srqs.add(made)
+            return made
+
+    def _region_changed(self, pd: object, region: SoftMR) -> None:
+        for qp in self._mux.queue_pairs():
+            if isinstance(qp, WorkQueues):
+                qp.region_changed(self._memory, pd, region)
+        for srq in list(self._srqs):
+            srq.region_changed(self._memory, pd, region)
 
     def create_qp(
         self,

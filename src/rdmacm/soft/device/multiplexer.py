@@ -235,6 +235,10 @@ class QPMultiplexer:
         qp.qp_num = qpn
         self._qps[qpn] = qp
 
+    def queue_pairs(self) -> list[MultiplexedQP]:
+        """The queue pairs of all devices."""
+        return list(self._qps.values())
+
     def find(self, qpn: int) -> MultiplexedQP | None:
         """The queue pair with a number."""
         return self._qps.get(qpn)
