@@ -440,7 +440,10 @@ _STATUS_TEXTS = (
     "TM error",
     "TM software rendezvous",
 )
-_NODE_TEXTS = ("unknown", "InfiniBand channel adapter", "InfiniBand switch", "InfiniBand router", "iWARP NIC")
+_NODE_TEXTS = (
+    *("unknown", "InfiniBand channel adapter", "InfiniBand switch", "InfiniBand router", "iWARP NIC"),
+    *("usNIC", "usNIC UDP", "unspecified"),
+)
 _PORT_TEXTS = ("no state change (NOP)", "down", "init", "armed", "active", "active defer")
 _EVENT_TEXTS = (
     "CQ error",

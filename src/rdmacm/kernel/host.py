@@ -131,7 +131,10 @@ class KernelHost:
         if not rows:
             return device.ports
         addresses = {(address.ifindex, address.ip) for address in self.network.addresses()}
-        foreign = {row for row in rows if (row.ndev_ifindex, row.gid.ip) not in addresses}
+        # An interface of this namespace, such as a bond or a VLAN, may have a row for a link-local address that is made
+        # of its hardware address, and another link-local address (RFC 7217).
+        here = {row.ndev_ifindex for row in rows if (row.ndev_ifindex, row.gid.ip) in addresses}
+        foreign = {row for row in rows if row.ndev_ifindex not in here}
         return tuple(
             replace(
                 port,
