@@ -276,12 +276,13 @@ class QP(Resource):
     def query_data_in_order(self, op: int, flags: int = 0) -> int:
         """Whether received data reach the memory in order, ibv_query_qp_data_in_order(3): 0, there is no promise.
 
-        ``op``: a :class:`WROpcode`. EINVAL: no such operation, or ``flags``, which is always 0.
+        ``op``: a :class:`WROpcode`; ``flags``: 0, or 1 to be told about parts of a message
+        (IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS). EINVAL: no such operation, or other flags.
         """
         if self._closed:
             raise self._closed_error("query_qp_data_in_order")
         member(WROpcode, op, "op", "query_qp_data_in_order")
-        check_number("flags", flags, 0, 0, "query_qp_data_in_order")
+        check_number("flags", flags, 0, 1, "query_qp_data_in_order")
         return 0
 
     def query_ece(self) -> NoReturn:
