@@ -89,7 +89,7 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv) {
     if (hold->owner)
         return Py_NewRef(hold->owner);
     PyObject *segments = segments_of(hold, recv->data, recv->length);
-    return segments ? PyObject_CallFunction(make_recv_work, "ON", hold->wr_id, segments) : NULL;
+    return segments ? PyObject_CallFunction(make_recv_work, "ONI", hold->wr_id, segments, recv->lkey) : NULL;
 }
 
 /* The buffer is not visited: the collector would clear a memoryview that is in use, which CPython does not survive. A

@@ -166,6 +166,7 @@ struct hold *hold_receive(const struct rules *rules, PyObject *wr_id, const stru
     if (local && (!rules->has_recv_sge || !find_memory(rules, local, RDMACM_LOCAL_WRITE, &recv->data, &region)))
         return NULL;
     recv->length = local ? local->length : 0;
+    recv->lkey = region ? (uint32_t)local->lkey : 0;
     recv->hold = hold_request(wr_id, region, NULL);
     return recv->hold;
 }

@@ -118,6 +118,7 @@ struct rdmacm_recv {
     void *hold;
     uint8_t *data;
     uint64_t length; /* bytes */
+    uint32_t lkey;   /* of a receive that the core has made of the user's; else 0 */
 };
 
 /* A completion of success. Failures are the Python engine's. */

@@ -304,7 +304,8 @@ def test_extended_queue_pairs_post_and_complete() -> None:
         plain = connected(context, pd, cq)
         assert cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_RDMA_WRITE, 0) == 0
         refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], 99, 0))
-        refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_SEND, 1))
+        assert cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_SEND, 1) == 0
+        refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_SEND, 2))
         refused(lambda: cma.ibv_qp_to_qp_ex(plain[0]), errno.EOPNOTSUPP)
         for each in plain:
             cma.ibv_destroy_qp(each)

@@ -62,8 +62,8 @@ def test_device_and_port_values_are_those_of_c() -> None:
     def values(kind: type[IntEnum]) -> dict[str, int]:
         return {name: int(member) for name, member in kind.__members__.items()}
 
-    assert values(NodeType) == {"CA": 1, "SWITCH": 2, "ROUTER": 3, "RNIC": 4}
-    assert values(TransportType) == {"IB": 0, "IWARP": 1}
+    assert values(NodeType) == {"CA": 1, "SWITCH": 2, "ROUTER": 3, "RNIC": 4, "UNSPECIFIED": 7}
+    assert values(TransportType) == {"IB": 0, "IWARP": 1, "UNSPECIFIED": 4}
     assert values(GidType) == {"IB": 0, "ROCE_V1": 1, "ROCE_V2": 2}
     assert values(LinkLayer) == {"UNSPECIFIED": 0, "INFINIBAND": 1, "ETHERNET": 2}
     assert list(values(PortState).items()) == [

@@ -533,6 +533,15 @@ class Provider(Protocol):
     def open_device(self, name: str) -> DeviceBackend:
         """The device of a name; the same object as long as the device exists. ENODEV: there is no such device."""
 
+    def fork_init(self) -> None:
+        """Keep registered memory of this process valid when it forks, ibv_fork_init(3); nothing where it is anyway.
+
+        EINVAL: memory is registered already.
+        """
+
+    def fork_status(self) -> int:
+        """Whether :meth:`fork_init` was called, ``enum ibv_fork_status``: 0 it was not, 1 it was, 2 not needed."""
+
     def open_queue(self) -> EventQueue:
         """A new event queue, for a channel."""
 

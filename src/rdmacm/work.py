@@ -94,6 +94,8 @@ class RecvWork:
     wr_id: int
     #: The buffers for the message.
     segments: Sequence[memoryview] = ()
+    #: The local keys of the buffers, for the device.
+    lkeys: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -194,6 +194,9 @@ class Run:
                     data = b"".join(pieces)
                     self.observed.append((segment, data))
                     self.fly(end, data, segment)
+        if self.often(0.01):  # as before a region is registered anew
+            for end in self.ends:
+                self.observed.append([work.wr_id for work in end.posted_receives()])
         if self.often(0.01):
             for memory in self.memory:
                 (memory.remove if RKEY in memory.keys else memory.add)(RKEY)

@@ -2,6 +2,7 @@
 
     python3 -m interop.answers rxe0      by pyverbs
     python3 -m interop.answers soft_vb   by rdmacm.verbs
+    python3 -m interop.answers rxe0 all  by pyverbs, with what only answers of the same device can be compared in
 
 The names are the same in both, so the questions are. An answer is a value, or the name of the errno.
 """
@@ -232,15 +233,41 @@ class Questions:
             init = v.CqInitAttrEx(cqe=9, comp_mask=v.IBV_CQ_INIT_ATTR_MASK_FLAGS, flags=1 << bit)
             self.ask(f"completion queue with flag {bit}", make_queue, init)
 
+    def kernel_device(self) -> None:
+        """What only answers of the same device can be compared in."""
+        v = self.v
+        self.ask("device_cap_flags_ex", lambda: self.context.query_device_ex().device_cap_flags_ex)
+        cq = v.CQ(self.context, 10)
+        for inline in (0, 10, 100):
+            init = v.QPInitAttr(qp_type=v.IBV_QPT_RC, scq=cq, rcq=cq, cap=v.QPCap(10, 10, 1, 1, inline))
+            qp = v.QP(self.pd, init)
+            cap = qp.query(v.IBV_QP_CAP)[0].cap
+            for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data"):
+                self.ask(f"{name} with {inline} bytes inline", getattr, cap, name)
+            qp.close()
+        mask = v.IBV_QP_INIT_ATTR_PD | v.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+        for bit in (11, 12):  # FLUSH, ATOMIC WRITE
+            init = v.QPInitAttrEx(
+                *(v.IBV_QPT_RC, None, cq, cq),
+                cap=v.QPCap(1, 1),
+                comp_mask=mask,
+                pd=self.pd,
+                send_ops_flags=1 << bit,
+            )
+            self.ask(f"RC, operation {bit}", lambda init=init: v.QPEx(self.context, init).close())
+        cq.close()
+
 
 if __name__ == "__main__":
-    device = sys.argv[1]
+    device, *more = sys.argv[1:]
     questions = Questions(ours() if device.startswith("soft") else pyverbs(), device)
     questions.attributes()
     questions.completion_queues()
     questions.path_migration()
     questions.extended()
     questions.shared_receive_queues()
+    if more:
+        questions.kernel_device()
     questions.pd.close()
     questions.context.close()
     print(json.dumps(questions.answers))

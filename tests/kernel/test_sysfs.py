@@ -13,10 +13,13 @@ import pytest
 from rdmacm import RdmaError
 from rdmacm.address import Gid
 from rdmacm.kernel import nldev
+from rdmacm.kernel import sysfs as sysfs_module
+from rdmacm.kernel.core import preferred_index
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.ucma import Ucma, abi_version
 from rdmacm.net.types import Interface
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
+from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortFlag, PortState, TransportType
 
 ETH0 = Interface(7, "eth0", 0x43, 1500, 1, bytes(6))
 
@@ -71,6 +74,72 @@ def test_a_device_is_read_with_its_tables(device: Path) -> None:
     ]
     assert port.gids[2].gid == Gid("::ffff:10.0.0.1")
     assert (port.pkeys, port.pkey_tbl_len, port.gid_tbl_len) == ((0xFFFF,), 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "codes"),
+    [("800 Gb/sec (4X XDR)", (2, 128, 256)), ("400 Gb/sec (4X NDR)", (2, 128, 0)), ("10 Gb/sec (1X QDR)", (1, 8, 0))],
+)
+def test_speed_of_a_link(device: Path, rate: str, codes: tuple[int, int, int]) -> None:
+    write(device / "class/infiniband/mlx5_0/ports/1", rate=rate)
+    found = Sysfs(str(device)).device("mlx5_0", 3, {"eth0": ETH0})
+    assert found is not None
+    (port,) = found.ports
+    assert (port.active_width, port.active_speed, port.active_speed_ex) == codes
+
+
+def test_device_that_is_neither_roce_nor_infiniband(device: Path) -> None:
+    """As of EFA, which has a transport of its own."""
+    write(device / "class/infiniband/mlx5_0", node_type="7: unspecified")
+    write(device / "class/infiniband/mlx5_0/ports/1", link_layer="Unspecified")
+    found = Sysfs(str(device)).device("mlx5_0", 3, {"eth0": ETH0})
+    assert found is not None
+    assert (found.node_type, found.transport_type) == (NodeType.UNSPECIFIED, TransportType.UNSPECIFIED)
+    (port,) = found.ports
+    assert (port.link_layer, port.flags) == (LinkLayer.UNSPECIFIED, PortFlag(0))
+    assert port.gids[0].gid_type is GidType.IB
+
+
+def test_infiniband_port_counts_with_an_interface(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without IPoIB nobody can connect to an address there."""
+    monkeypatch.setattr(sysfs_module, "device_indices", lambda: {"mlx5_0": 0})
+    monkeypatch.setattr(sysfs_module, "port_states", lambda index: [nldev.PortSeen(1, PortState.ACTIVE, 0)])
+    sysfs = Sysfs(str(device))
+    assert not sysfs.has_active_port()
+    write(device / "class/infiniband/mlx5_0/ports/1", link_layer="InfiniBand")
+    assert not sysfs.has_active_port()
+    write(device / "class/net/ib0", type="32")
+    write(device / "class/net/eth0", type="1")
+    for name in ("ib0", "eth0"):
+        (device / "class/net" / name / "device").symlink_to(device / "class/infiniband/mlx5_0/device")
+    assert sysfs.has_active_port()
+    write(device / "class/net/ib0", type="1")
+    assert not sysfs.has_active_port()
+
+
+def test_type_of_gids_is_that_of_configfs(device: Path) -> None:
+    sysfs = Sysfs(str(device))
+    assert sysfs.default_gid_type("mlx5_0", 1) is GidType.ROCE_V2
+    folder = device / "kernel/config/rdma_cm/mlx5_0/ports/1"
+    for text, gid_type in (("IB/RoCE v1", GidType.ROCE_V1), ("RoCE v2", GidType.ROCE_V2)):
+        write(folder, default_roce_mode=text)
+        assert sysfs.default_gid_type("mlx5_0", 1) is gid_type
+
+
+def test_row_of_an_id_among_those_of_its_gid() -> None:
+    gid = Gid("fe80::1")
+    rows = [
+        GidEntry(gid, number, 1, gid_type, "", ifindex)
+        for number, (gid_type, ifindex) in enumerate(
+            [(GidType.ROCE_V1, 7), (GidType.ROCE_V2, 7), (GidType.ROCE_V1, 8), (GidType.ROCE_V2, 8)]
+        )
+    ]
+    assert preferred_index(rows, GidType.ROCE_V2, 0) == 1
+    assert preferred_index(rows, GidType.ROCE_V2, 8) == 3
+    assert preferred_index(rows, GidType.ROCE_V1, 0) == 0
+    assert preferred_index(rows, GidType.ROCE_V1, 8) == 2
+    assert preferred_index(rows[:1], GidType.ROCE_V2, 8) == 0
+    assert preferred_index([], GidType.ROCE_V2, 0) == 0
 
 
 def test_counters_are_those_of_the_driver_and_of_the_connection_manager(device: Path) -> None:

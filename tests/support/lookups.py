@@ -57,6 +57,12 @@ class Nowhere:
     def open_device(self, name: str) -> DeviceBackend:
         raise NotImplementedError
 
+    def fork_init(self) -> None:
+        raise NotImplementedError
+
+    def fork_status(self) -> int:
+        raise NotImplementedError
+
     def open_queue(self) -> EventQueue:
         raise NotImplementedError
 

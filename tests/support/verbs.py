@@ -15,6 +15,7 @@ from rdmacm.address import Gid
 from rdmacm.errors import cm_error
 from rdmacm.verbs import (
     AccessFlag,
+    AddressHandle,
     Context,
     Device,
     DeviceAttr,
@@ -33,6 +34,7 @@ from rdmacm.verbs import (
     QPState,
     QPType,
     RecvWR,
+    SendOpsFlag,
     SendWR,
     SrqAttr,
     SrqAttrMask,
@@ -307,6 +309,9 @@ class RecordingDevice:
         self._born(made)
         return made
 
+    def create_ah(self, pd: object, ah: AddressHandle) -> None:
+        pass
+
     def alloc_mw(self, pd: object, mw_type: MWType) -> RecordingMW:
         made = RecordingMW(self, pd, mw_type)
         self._born(made)
@@ -349,6 +354,7 @@ class RecordingDevice:
         send_cq: CQBackend | None,
         recv_cq: CQBackend | None,
         srq: SRQBackend | None,
+        send_ops: SendOpsFlag | None = None,
     ) -> RecordingQP:
         made = RecordingQP(self, pd, cap, (send_cq, recv_cq, srq))
         self._born(made)

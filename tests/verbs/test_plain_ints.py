@@ -179,7 +179,7 @@ ARGUMENTS: list[tuple[str, Callable[[Bench, Any], object], tuple[int, ...], tupl
     ("QPInitAttrEx.send_ops_flags", lambda b, v: extended(b, send_ops_flags=v), (0, 4, 0x27F), (1 << 13, -1)),
     ("QPEx.wr_flags", batch, (0, 2, 7), (32, -1)),
     ("QP.query_data_in_order: op", lambda b, v: b.qp.query_data_in_order(v), (0, 4), (99, -1)),
-    ("QP.query_data_in_order: flags", lambda b, v: b.qp.query_data_in_order(0, v), (0,), (1, -1)),
+    ("QP.query_data_in_order: flags", lambda b, v: b.qp.query_data_in_order(0, v), (0, 1), (2, -1)),
     ("CqInitAttrEx.wc_flags", lambda b, v: polled(b, wc_flags=v), (0, 0x7F), (1 << 12, -1)),
     ("CqInitAttrEx.comp_mask", lambda b, v: polled(b, comp_mask=v), (0, 1), (4, -1)),
     ("CqInitAttrEx.flags", lambda b, v: polled(b, comp_mask=1, flags=v), (0, 1), (4, -1)),

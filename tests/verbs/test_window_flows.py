@@ -84,6 +84,41 @@ def players() -> Iterator[tuple[Player, Player]]:
             player.close()
 
 
+@pytest.mark.parametrize("change", ["domain", "buffer", "access", "nothing"])
+def test_posted_receive_after_rereg(players: tuple[Player, Player], change: str) -> None:
+    """Its key is looked up when the message arrives, also by a connection whose packets the compiled core takes."""
+    one, other = players
+    peer, mr, context = other.cmid.qp, other.mr, other.cmid.verbs
+    assert peer is not None
+    assert context is not None
+    for number in range(8):
+        peer.post_recv(RecvWR(number, [mr.sge(0, 100)]))
+        assert one.post(SendWR(number, WROpcode.SEND, [one.mr.sge(0, 100)])) is SUCCESS
+        assert other.cmid.get_recv_comp(60).status is SUCCESS
+    old = memoryview(mr.buf)
+    peer.post_recv([RecvWR(20, [mr.sge(0, 100)]), RecvWR(21, [mr.sge(0, 100)])])
+    one.mr.write(b"message!")
+    with PD(context) as domain:
+        if change == "domain":
+            mr.rereg(ReregMRFlag.CHANGE_PD, pd=domain)
+        elif change == "buffer":
+            mr.rereg(ReregMRFlag.CHANGE_TRANSLATION, None, bytearray(SIZE))
+        else:
+            mr.rereg(ReregMRFlag.CHANGE_ACCESS, access=LOCAL if change == "nothing" else 0)
+        status = one.post(SendWR(20, WROpcode.SEND, [one.mr.sge(0, 100)]))
+        arrived = [other.cmid.get_recv_comp(60).status]
+        if change == "nothing":
+            assert (status, arrived) == (SUCCESS, [SUCCESS])
+            assert bytes(old[:8]) == b"message!"
+        else:
+            assert (status, arrived) == (WCStatus.REM_OP_ERR, [WCStatus.LOC_QP_OP_ERR])
+            assert bytes(old[:8]) == bytes(8)
+            assert mr.read(8) == bytes(8)
+        old.release()
+        if change == "domain":
+            mr.rereg(ReregMRFlag.CHANGE_PD, pd=other.cmid.pd)
+
+
 @pytest.mark.parametrize("mw_type", MWType, ids=lambda mw_type: mw_type.name)
 def test_both_ends_write_through_windows(players: tuple[Player, Player], mw_type: MWType) -> None:
     for _ in range(3):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from rdmacm.address import Gid
-from rdmacm.cma.constants import IBV_FORK_UNNEEDED
 from rdmacm.cma.structures import (
     fill,
     ibv_ah_attr,
@@ -24,7 +23,7 @@ from rdmacm.cma.structures import (
 from rdmacm.cma.verbs import leading_bytes
 from rdmacm.explain import devices
 from rdmacm.proto.roce.grh import GRH
-from rdmacm.provider import open_device
+from rdmacm.provider import get_provider, open_device
 from rdmacm.verbs.ah import AH, init_ah_from_wc
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, SrqAttr, SrqInitAttr
@@ -190,12 +189,17 @@ def ibv_ack_async_event(event: AsyncEvent) -> None:
 
 
 def ibv_fork_init() -> None:
-    """ibv_fork_init(3); does nothing: registered memory is ordinary memory, and a child has none of its objects."""
+    """ibv_fork_init(3). EINVAL: memory is registered already.
+
+    On the software devices it does nothing: registered memory is ordinary memory, and a child has none of its objects.
+    On the kernel's devices it is libibverbs', which also does nothing where Linux is 5.12 or newer.
+    """
+    get_provider().fork_init()
 
 
 def ibv_is_fork_initialized() -> int:
-    """ibv_is_fork_initialized(3)."""
-    return IBV_FORK_UNNEEDED
+    """ibv_is_fork_initialized(3): one of IBV_FORK_DISABLED, IBV_FORK_ENABLED, IBV_FORK_UNNEEDED."""
+    return get_provider().fork_status()
 
 
 # -- protection domains, memory, address handles --------------------------------------------------------
@@ -436,7 +440,10 @@ _STATUS_TEXTS = (
     "TM error",
     "TM software rendezvous",
 )
-_NODE_TEXTS = ("unknown", "InfiniBand channel adapter", "InfiniBand switch", "InfiniBand router", "iWARP NIC")
+_NODE_TEXTS = (
+    *("unknown", "InfiniBand channel adapter", "InfiniBand switch", "InfiniBand router", "iWARP NIC"),
+    *("usNIC", "usNIC UDP", "unspecified"),
+)
 _PORT_TEXTS = ("no state change (NOP)", "down", "init", "armed", "active", "active defer")
 _EVENT_TEXTS = (
     "CQ error",
@@ -459,6 +466,7 @@ _EVENT_TEXTS = (
     "client reregistration",
     "GID table change",
     "WQ fatal",
+    "device speed change",
 )
 # Code of enum ibv_rate: multiple of 2.5 Gb/s, or -1 for a rate that is none; Mb/s.
 _RATES = {

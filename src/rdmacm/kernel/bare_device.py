@@ -70,5 +70,5 @@ class BareDevice:
         hint = "'apt install libibverbs1 ibverbs-providers', or a queue pair of your own (ConnParam.qp_num)"
         raise cm_error(errno.EOPNOTSUPP, text, "open_device", self.name, hint)
 
-    reg_mr = reg_dmabuf_mr = alloc_mw = create_channel = create_async_queue = _refuse
+    reg_mr = reg_dmabuf_mr = alloc_mw = create_ah = create_channel = create_async_queue = _refuse
     create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse

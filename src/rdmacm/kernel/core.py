@@ -22,7 +22,7 @@ from rdmacm.kernel.reasons import no_device, reason_of
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import IdOptions, Owner
-from rdmacm.verbs.device import Context
+from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
 
@@ -287,19 +287,25 @@ class IdCore:
         if self.verbs is None:
             return 0
         device = self.host.device(self.verbs.name)
-        rows = (
-            [
-                row
-                for port in device.ports
-                if port.port_num == self.port_num
-                for row in port.gids
-                if row.gid == self.sgid
-            ]
-            if device is not None
-            else []
-        )
-        rows.sort(key=lambda row: row.gid_type is not GidType.ROCE_V2)
-        return rows[0].gid_index if rows else 0
+        ports = [port for port in device.ports if port.port_num == self.port_num] if device is not None else []
+        rows = [row for port in ports for row in port.gids if row.gid == self.sgid]
+        wanted = self.host.sysfs.default_gid_type(self.verbs.name, self.port_num)
+        link = self.local_addr.link if isinstance(self.local_addr, InetAddr) else 0
+        return preferred_index(rows, wanted, link)
+
+
+def preferred_index(rows: list[GidEntry], gid_type: GidType, ifindex: int) -> int:
+    """The index of the row that an id uses, of those with its GID; 0 where there is none.
+
+    The same GID may have a row for each type, and for each interface that has the address. ``ifindex``: the interface
+    of a link-local address; 0 for any.
+    """
+    best = min(
+        rows,
+        key=lambda row: (row.gid_type is not gid_type, ifindex not in (0, row.ndev_ifindex), row.gid_index),
+        default=None,
+    )
+    return 0 if best is None else best.gid_index
 
 
 def _unset(address: Address) -> Address:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rdmacm.multicast import GroupJoin
     from rdmacm.verbs.backend import DeviceBackend
 
-__all__ = ["KernelHost"]
+__all__ = ["KernelHost", "verbs_module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class IwarpPortView(IpPortView):
         return ip in self.ips
 
 
-def _verbs() -> Any:
+def verbs_module() -> Any:
     """The module of libibverbs' devices; None where there is none."""
     try:
         return importlib.import_module("rdmacm.kernel.verbs")
@@ -104,7 +104,7 @@ class KernelHost:
 
     def _read_device(self, name: str) -> Device | None:
         """A device as libibverbs shows it, or sysfs, which has one file for each row of a GID table."""
-        verbs = _verbs()
+        verbs = verbs_module()
         if verbs is not None:
             with contextlib.suppress(RdmaError):
                 found: Device = verbs.read_device(name)
@@ -131,7 +131,10 @@ class KernelHost:
         if not rows:
             return device.ports
         addresses = {(address.ifindex, address.ip) for address in self.network.addresses()}
-        foreign = {row for row in rows if (row.ndev_ifindex, row.gid.ip) not in addresses}
+        # An interface of this namespace, such as a bond or a VLAN, may have a row for a link-local address that is made
+        # of its hardware address, and another link-local address (RFC 7217).
+        here = {row.ndev_ifindex for row in rows if (row.ndev_ifindex, row.gid.ip) in addresses}
+        foreign = {row for row in rows if row.ndev_ifindex not in here}
         return tuple(
             replace(
                 port,
@@ -228,7 +231,7 @@ class KernelHost:
             if name not in (self.sysfs.names() or device_indices()):
                 hint = "'rdmacm devices' lists them"
                 raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, hint)
-            verbs, reason = _verbs(), None
+            verbs, reason = verbs_module(), None
             if verbs is not None:
                 try:
                     opened: DeviceBackend = verbs.open_device(name)

@@ -15,7 +15,7 @@ from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
 from rdmacm.kernel.arrivals import translate
 from rdmacm.kernel.event_queue import KernelQueue
-from rdmacm.kernel.host import IwarpPortView, KernelHost
+from rdmacm.kernel.host import IwarpPortView, KernelHost, verbs_module
 from rdmacm.kernel.identifier import KernelId, create_id
 from rdmacm.kernel.prediction import distinct, predict
 from rdmacm.kernel.sysfs import PROVIDER, Sysfs
@@ -59,6 +59,15 @@ class KernelProvider:
             sysfs = self.host.sysfs
             devices = {name: sysfs.counters(name) for name in self.host.visible()}
             return Counters(devices, sysfs.cm_counters(), {}, dict(self.runtime.errors.counts))
+
+    def fork_init(self) -> None:
+        verbs = verbs_module()
+        if verbs is not None:
+            verbs.fork_init()
+
+    def fork_status(self) -> int:
+        verbs = verbs_module()
+        return 2 if verbs is None else int(verbs.fork_status())
 
     def open_device(self, name: str) -> DeviceBackend:
         log.refresh()

@@ -30,7 +30,11 @@ PROVIDER = "kernel"
 #: Sysfs does not show the longest message; this is the architecture's limit, in bytes.
 _MAX_MESSAGE = 1 << 31
 #: Speeds of one lane in Gb/s to the codes of ``active_speed``.
-_LANE_SPEEDS = ((3, 1), (6, 2), (12, 8), (15, 16), (27, 32), (54, 64), (107, 128), (200, 256))
+_LANE_SPEEDS = ((3, 1), (6, 2), (12, 8), (15, 16), (27, 32), (54, 64), (107, 128), (214, 256))
+#: The greatest code that ``active_speed`` has room for (NDR).
+_LARGEST_SPEED = 128
+#: The type of an IPoIB interface (ARPHRD_INFINIBAND).
+_IPOIB_TYPE = "32"
 #: Lanes to the codes of ``active_width``.
 _WIDTHS = {"1X": 1, "2X": 16, "4X": 2, "8X": 4, "12X": 8}
 #: Devices whose reasons are told.
@@ -44,6 +48,8 @@ class Sysfs:
 
     def __init__(self, root: str = "/sys") -> None:
         self._root = Path(root) / "class" / "infiniband"
+        self._interfaces = Path(root) / "class" / "net"
+        self._modes = Path(root) / "kernel" / "config" / "rdma_cm"
 
     def names(self) -> list[str]:
         """The names of the devices."""
@@ -56,7 +62,8 @@ class Sysfs:
         """Why none of these devices can move data for this process; None where one can.
 
         It can where a port sends and receives, has its network interface in the calling thread's namespace (sysfs shows
-        the devices of all namespaces where they share them), and the device's file below ``dev`` may be opened.
+        the devices of all namespaces where they share them), and the device's file below ``dev`` may be opened. Without
+        IPoIB, a port of InfiniBand has no address to connect to.
         """
         indices, reasons = device_indices(), []
         for name in names:
@@ -75,8 +82,10 @@ class Sysfs:
         if not ports:
             return f"{name} is not in this network namespace"
         active = [port for port in ports if port.state == PortState.ACTIVE]
-        if any(port.ifindex or self.is_infiniband(name, port.port_num) for port in active):
+        if any(port.ifindex or self._has_ipoib(name, port.port_num) for port in active):
             return None
+        if any(self.is_infiniband(name, port.port_num) for port in active):
+            return f"{name} has no IPoIB interface in this network namespace"
         if active:
             return f"the network interface of {name} is in another network namespace"
         return f"port {ports[0].port_num} of {name} is {PortState(ports[0].state).name}"
@@ -93,6 +102,27 @@ class Sysfs:
             if self._text("..", "infiniband_verbs", node, "ibdev") == name and not os.access(path, os.R_OK | os.W_OK):
                 return f"{path}, the file of {name}, may not be opened, or is not there"
         return None
+
+    def _has_ipoib(self, name: str, port_num: int) -> bool:
+        """Whether a port is InfiniBand's, and an IPoIB interface of this network namespace is on its device."""
+        if not self.is_infiniband(name, port_num):
+            return False
+        try:
+            adapter = os.path.realpath(self._root / name / "device")
+            return any(
+                self._text(str(path / "type")) == _IPOIB_TYPE and os.path.realpath(path / "device") == adapter
+                for path in self._interfaces.iterdir()
+            )
+        except OSError:
+            return False
+
+    def default_gid_type(self, name: str, port_num: int) -> GidType:
+        """The type of the GIDs that ids on a RoCE port use: configfs tells another one than RoCE v2."""
+        try:
+            mode = (self._modes / name / "ports" / str(port_num) / "default_roce_mode").read_text().strip()
+        except OSError:
+            mode = ""
+        return GidType.ROCE_V1 if mode == "IB/RoCE v1" else GidType.ROCE_V2
 
     def node_guid(self, name: str) -> int:
         """The GUID of a device, 64 bits; 0 if unknown."""
@@ -130,14 +160,15 @@ class Sysfs:
         kind = self._text(name, "node_type").partition(":")[0]
         if not kind:
             return None
-        node_type = NodeType(int(kind)) if kind in ("1", "2", "3", "4") else NodeType.CA
+        node_type = NodeType(int(kind)) if kind in ("1", "2", "3", "4", "7") else NodeType.CA
+        transports = {NodeType.RNIC: TransportType.IWARP, NodeType.UNSPECIFIED: TransportType.UNSPECIFIED}
         ports = tuple(self._port(name, port, interfaces) for port in self._numbers(name, "ports"))
         return Device(
             name,
             index if index is not None else zlib.crc32(name.encode()),
             PROVIDER,
             node_type,
-            TransportType.IWARP if node_type is NodeType.RNIC else TransportType.IB,
+            transports.get(node_type, TransportType.IB),
             self.node_guid(name),
             ports,
             self.driver(name),
@@ -148,7 +179,11 @@ class Sysfs:
         here = device, "ports", number
         is_infiniband = self.is_infiniband(device, int(number))
         gid_numbers = self._numbers(*here, "gids")
-        is_roce = not is_infiniband and not self.is_iwarp(device)
+        is_ethernet = self._text(*here, "link_layer") == "Ethernet"
+        link_layer = LinkLayer.ETHERNET if is_ethernet else LinkLayer.UNSPECIFIED
+        if is_infiniband:
+            link_layer = LinkLayer.INFINIBAND
+        is_roce = is_ethernet and self._text(device, "node_type").startswith("1:")
         gids = self.gids(device, number, is_roce, interfaces, gid_numbers)
         pkeys = [self._number(*here, "pkeys", each) for each in self._numbers(*here, "pkeys")]
         width, speed = _link_codes(self._text(*here, "rate"))
@@ -160,7 +195,7 @@ class Sysfs:
         return Port(
             int(number),
             PortState(state) if 0 <= state <= 5 else PortState.NOP,
-            LinkLayer.INFINIBAND if is_infiniband else LinkLayer.ETHERNET,
+            link_layer,
             Mtu.MTU_4096,
             active_mtu,
             gids,
@@ -168,14 +203,15 @@ class Sysfs:
             gid_tbl_len=len(gid_numbers),
             pkey_tbl_len=len(pkeys),
             port_cap_flags=PortCapFlag(self._number(*here, "cap_mask")),
-            flags=PortFlag(0) if is_infiniband else PortFlag.GRH_REQUIRED,
+            flags=PortFlag.GRH_REQUIRED if is_ethernet else PortFlag(0),
             max_msg_sz=_MAX_MESSAGE,
             lid=self._number(*here, "lid"),
             lmc=self._number(*here, "lid_mask_count"),
             sm_lid=self._number(*here, "sm_lid"),
             sm_sl=self._number(*here, "sm_sl"),
             active_width=width,
-            active_speed=speed,
+            active_speed=min(speed, _LARGEST_SPEED),
+            active_speed_ex=speed if speed > _LARGEST_SPEED else 0,
             phys_state=self._number(*here, "phys_state"),
         )
 

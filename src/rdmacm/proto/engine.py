@@ -153,6 +153,9 @@ class QPEngine(Protocol):
     def post_recv(self, work: RecvWork) -> None:
         """Queue a receive. Once the connection has ended it completes as flushed."""
 
+    def posted_receives(self) -> Iterable[RecvWork]:
+        """The receives that no message has taken yet, so that the device may change their buffers."""
+
     def pause(self) -> None:
         """RTS to SQD: complete the requests that have begun, begin no other. Posts are still queued."""
 

@@ -88,6 +88,12 @@ class SoftProvider:
         with self.runtime.lock:
             return self.host.query_counters()
 
+    def fork_init(self) -> None:
+        pass  # registered memory is ordinary memory, which the parent keeps
+
+    def fork_status(self) -> int:
+        return 2
+
     def open_device(self, name: str) -> SoftDevice | IbDevice:
         log.refresh()
         with self.runtime.lock:

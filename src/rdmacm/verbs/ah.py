@@ -29,7 +29,8 @@ class AH(Resource):
     an address handle for the answer, ibv_create_ah_from_wc(3).
 
     EINVAL: the device cannot send to that address vector; or as :func:`init_ah_from_wc`. ENODATA: the row of
-    ``sgid_index`` is empty.
+    ``sgid_index`` is empty. EOPNOTSUPP: the device has no datagrams, as one of iWARP; ENETUNREACH, ETIMEDOUT: the
+    kernel finds no way there.
     """
 
     __slots__ = {
@@ -58,7 +59,7 @@ class AH(Resource):
         self.pd = pd
         self.attr = replace(attr, gr=replace(attr.gr))
         self.core_route: object = None
-        self._make("create_ah", (pd,), lambda: None)
+        self._make("create_ah", (pd,), lambda: pd.context.backend.create_ah(pd, self))
 
     @property
     def context(self) -> Context:

@@ -24,10 +24,11 @@ from rdmacm.verbs.enums import (
     QPAttrMask,
     QPState,
     QPType,
+    SendOpsFlag,
     SrqAttrMask,
     TransportType,
 )
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import AddressHandle, RecvWR, SendWR
 
 __all__ = [
     "AsyncQueueBackend",
@@ -324,8 +325,8 @@ class DeviceBackend(Protocol):
     """An open device.
 
     ``pd`` arguments stand for protection domains: the same object is the same domain. No method is called when a domain
-    or an address handle is made or closed. A device that needs its own object for a domain makes it at the first call
-    with that domain, and for an address handle at the first request with it. It refers to both only weakly
+    is made or closed, or an address handle is closed. A device that needs its own object for a domain makes it at the
+    first call with that domain, and for an address handle in :meth:`create_ah`. It refers to both only weakly
     (:mod:`weakref`), and releases its object when they are collected. As long as one of its objects (a region, a queue)
     is in a domain, it may hold the domain itself.
 
@@ -365,6 +366,12 @@ class DeviceBackend(Protocol):
         """Register ``length`` bytes at ``offset`` of a dma-buf; the first has the address ``iova``.
 
         EOPNOTSUPP: the device accesses memory of the process only. Its ``rereg`` is not called.
+        """
+
+    def create_ah(self, pd: object, ah: AddressHandle) -> None:
+        """An address handle is being made. Its address vector has been checked against the port's tables.
+
+        EOPNOTSUPP: the device sends no datagrams; EINVAL, ENETUNREACH, ETIMEDOUT: not to that address.
         """
 
     def alloc_mw(self, pd: object, mw_type: MWType) -> MWBackend:
@@ -413,11 +420,15 @@ class DeviceBackend(Protocol):
         send_cq: CQBackend | None,
         recv_cq: CQBackend | None,
         srq: SRQBackend | None,
+        send_ops: SendOpsFlag | None = None,
     ) -> QPBackend:
-        """A queue pair in RESET, with the sizes in ``cap``, which are within the device's limits and stay as they are.
+        """A queue pair in RESET, with the sizes in ``cap``, which are within the device's limits.
+
+        A device that grants more than these writes what it has granted to ``cap``, and nothing changes it later.
 
         ``qp_type`` is RC, UC, UD, XRC_SEND, which has no ``recv_cq``, or XRC_RECV, which has no completion queue and
         whose ``pd`` is the XRC domain of :meth:`open_xrcd`. ``sq_sig_all``: every send request makes a completion.
-        ``srq`` replaces its receive queue, whose sizes are then 0. EOPNOTSUPP: the device lacks the type; ENOMEM:
-        ``max_qp`` queue pairs.
+        ``srq`` replaces its receive queue, whose sizes are then 0. ``send_ops``: an extended queue pair for these
+        operations, which its type has, and 0 for all that the device has. EOPNOTSUPP: the device lacks the type, or an
+        operation of ``send_ops``; ENOMEM: ``max_qp`` queue pairs.
         """

@@ -84,7 +84,8 @@ class Port:
     - ``init_type_reply``: the initialization that the subnet manager has done (InitTypeReply).
     - ``active_width``: the lanes of the link: 1 is 1X, 2 is 4X, 4 is 8X, 8 is 12X, 16 is 2X; 0 if unknown.
     - ``active_speed``: the speed of a lane: 1 is 2.5 Gb/s, 2 is 5, 4 and 8 are 10, 16 is 14, 32 is 25, 64 is 50, 128 is
-      100; 0 if unknown.
+      100 or more; 0 if unknown.
+    - ``active_speed_ex``: the same, and 256 is 200 Gb/s (XDR); 0 where :attr:`active_speed` tells it.
     - ``phys_state``: the state of the link: 2 is polling, 3 disabled, 5 up (InfiniBand Architecture 14.2.5.6,
       PortPhysicalState); 0 if unknown.
     """
@@ -114,6 +115,7 @@ class Port:
     active_width: int = 0
     active_speed: int = 0
     phys_state: int = 0
+    active_speed_ex: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,7 @@ class EventType(IntEnum):
     CLIENT_REREGISTER = 17
     GID_CHANGE = 18
     WQ_FATAL = 19
+    DEVICE_SPEED_CHANGE = 20
 
     def __str__(self) -> str:
         return f"IBV_EVENT_{self.name}"
@@ -336,13 +337,15 @@ class NodeType(IntEnum):
     SWITCH = 2
     ROUTER = 3
     RNIC = 4
+    UNSPECIFIED = 7
 
 
 class TransportType(IntEnum):
-    """``enum ibv_transport_type``; RoCE uses the InfiniBand transport."""
+    """``enum ibv_transport_type``; RoCE uses the InfiniBand transport. UNSPECIFIED is a vendor's own, as of EFA."""
 
     IB = 0
     IWARP = 1
+    UNSPECIFIED = 4
 
 
 class MWType(IntEnum):

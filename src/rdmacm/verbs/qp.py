@@ -25,6 +25,7 @@ from rdmacm.verbs.enums import (
     QPInitAttrMask,
     QPState,
     QPType,
+    SendOpsFlag,
     SRQType,
     TransportType,
     WROpcode,
@@ -187,7 +188,9 @@ class QP(Resource):
         )
         key = pd if xrcd is None else xrcd.backend
         self.backend: QPBackend = self._make(
-            "create_qp", needs, lambda: device.create_qp(key, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
+            "create_qp",
+            needs,
+            lambda: device.create_qp(key, attr.qp_type, attr.cap, attr.sq_sig_all, *queues, self._send_ops()),
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
         self.qp_num = self.backend.qp_num
@@ -200,6 +203,10 @@ class QP(Resource):
             except BaseException:
                 self.close()
                 raise
+
+    def _send_ops(self) -> SendOpsFlag | None:
+        """What an extended queue pair is made for, see :meth:`rdmacm.verbs.backend.DeviceBackend.create_qp`."""
+        return None
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -220,7 +227,7 @@ class QP(Resource):
 
     @property
     def cap(self) -> QPCap:
-        """The sizes of its queues."""
+        """The sizes of its queues that the device has granted, at least those that were asked for."""
         return replace(self._init_attr.cap)
 
     @property
@@ -269,12 +276,13 @@ class QP(Resource):
     def query_data_in_order(self, op: int, flags: int = 0) -> int:
         """Whether received data reach the memory in order, ibv_query_qp_data_in_order(3): 0, there is no promise.
 
-        ``op``: a :class:`WROpcode`. EINVAL: no such operation, or ``flags``, which is always 0.
+        ``op``: a :class:`WROpcode`; ``flags``: 0, or 1 to be told about parts of a message
+        (IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS). EINVAL: no such operation, or other flags.
         """
         if self._closed:
             raise self._closed_error("query_qp_data_in_order")
         member(WROpcode, op, "op", "query_qp_data_in_order")
-        check_number("flags", flags, 0, 0, "query_qp_data_in_order")
+        check_number("flags", flags, 0, 1, "query_qp_data_in_order")
         return 0
 
     def query_ece(self) -> NoReturn:

@@ -69,8 +69,9 @@ def _opcodes_asked_for(init_attr: QPInitAttr) -> frozenset[WROpcode]:
 class QPEx(QP):
     """An extended queue pair, ``struct ibv_qp_ex``: a :class:`QP` that also builds requests by calls, ibv_wr_post(3).
 
-    Made with a :class:`QPInitAttr`, every operation of the type may be used. EOPNOTSUPP: an operation of
-    ``send_ops_flags`` that the type lacks; :class:`QP` has the arguments and the other errors.
+    Made with a :class:`QPInitAttr`, every operation of the type that the device has may be used. EOPNOTSUPP: an
+    operation of ``send_ops_flags`` that the type or the device lacks; :class:`QP` has the arguments and the other
+    errors.
 
     Between :meth:`wr_start` and :meth:`wr_complete`, a call such as :meth:`wr_send` begins a request with the present
     :attr:`wr_id` and :attr:`wr_flags`; the ``wr_set`` calls after it belong to that request. What is wrong with them
@@ -85,18 +86,24 @@ class QPEx(QP):
         "_fault": "The first error of the batch.",
         "_has_data": "Whether the data of the last request are set.",
         "_opcodes": "What it was made for.",
+        "_asked": "``send_ops_flags`` of ``init_attr``.",
     }
 
     def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
         self._closed = True
         check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         self._opcodes = _opcodes_asked_for(init_attr)
+        asked = init_attr.send_ops_flags if isinstance(init_attr, QPInitAttrEx) else 0
+        self._asked = SendOpsFlag(int(asked))
         self.wr_id = 0
         self.wr_flags = 0
         self._batch: list[SendWR] | None = None
         self._fault: RdmaError | None = None
         self._has_data = False
         super().__init__(creator, init_attr, qp_attr)
+
+    def _send_ops(self) -> SendOpsFlag:
+        return self._asked
 
     # -- batches --------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ def main(name: str) -> None:
     questions.path_migration()
     questions.extended()
     questions.shared_receive_queues()
+    questions.kernel_device()
     questions.pd.close()
     questions.context.close()
     print(json.dumps(questions.answers))

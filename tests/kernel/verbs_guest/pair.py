@@ -83,6 +83,7 @@ class Pair:
         access: AccessFlag = FULL,
         cqe: int = 200,
         inline: int = 128,
+        qp_access: AccessFlag = FULL,
     ) -> None:
         self.context = open_context(name)
         self.pd = PD(self.context)
@@ -92,22 +93,27 @@ class Pair:
         self.mr = MR(self.pd, self.memory, access)
         init = QPInitAttr(qp_type, None, self.cq, self.cq, self.srq, QPCap(64, 64, 4, 4, inline))
         self.first, self.second = QP(self.pd, init), QP(self.pd, init)
+        self._qp_access = qp_access
         for one, other in ((self.first, self.second), (self.second, self.first)):
-            attr = QPAttr(
-                port_num=1,
-                qp_access_flags=FULL,
-                dest_qp_num=other.qp_num,
-                path_mtu=Mtu.MTU_1024,
-                min_rnr_timer=1,
-                timeout=14,
-                retry_cnt=7,
-                rnr_retry=7,
-                max_rd_atomic=1,
-                max_dest_rd_atomic=1,
-                qkey=0x11111111,
-                ah_attr=address(self.context),
-            )
-            one.to_rts(attr)
+            self.connect(one, other)
+
+    def connect(self, one: QP, other: QP) -> None:
+        """Move a queue pair from RESET to RTS, towards another one."""
+        attr = QPAttr(
+            port_num=1,
+            qp_access_flags=self._qp_access,
+            dest_qp_num=other.qp_num,
+            path_mtu=Mtu.MTU_1024,
+            min_rnr_timer=1,
+            timeout=14,
+            retry_cnt=7,
+            rnr_retry=7,
+            max_rd_atomic=1,
+            max_dest_rd_atomic=1,
+            qkey=0x11111111,
+            ah_attr=address(self.context),
+        )
+        one.to_rts(attr)
 
     def completions(self, count: int) -> list[WC]:
         """The next completions, in the order of their requests' numbers."""

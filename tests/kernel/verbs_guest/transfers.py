@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from kernel.verbs_guest.pair import FULL, PATIENCE, Pair, address, refused, run_checks
+from kernel.verbs_guest.pair import FULL, PATIENCE, Pair, address, outcome, refused, run_checks
 from rdmacm.verbs import (
     AH,
     MW,
@@ -16,12 +16,18 @@ from rdmacm.verbs import (
     MWBind,
     MWBindInfo,
     MWType,
+    PlacementType,
     QPAttr,
     QPAttrMask,
+    QPCap,
+    QPEx,
+    QPInitAttrEx,
     QPState,
     QPType,
     RecvWR,
+    SelectivityLevel,
     SendFlag,
+    SendOpsFlag,
     SendWR,
     SrqAttr,
     SrqAttrMask,
@@ -278,7 +284,81 @@ def check_window_of_type_1(name: str) -> None:
             pair.do(SendWR(2, OP.RDMA_WRITE, [mr.sge(0, 8)], remote_addr=mr.addr + 4096, rkey=window.rkey))
 
 
-def check_operations_that_need_another_library(name: str) -> None:
+def extended_pair(pair: Pair, ops: SendOpsFlag) -> QPEx:
+    """An extended queue pair that is connected to the second one of a pair, in the place of the first."""
+    init = QPInitAttrEx(QPType.RC, None, pair.cq, pair.cq, None, QPCap(64, 64, 4, 4, 128), pd=pair.pd)
+    init.send_ops_flags = ops
+    qp = QPEx(pair.context, init)
+    pair.connect(qp, pair.second)
+    pair.second.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE)
+    pair.connect(pair.second, qp)
+    return qp
+
+
+def check_extended_posts(name: str) -> None:
+    with Pair(name) as pair, extended_pair(pair, SendOpsFlag(0)) as qp:
+        mr = pair.mr
+        pair.memory[:8] = b"01234567"
+        pair.second.post_recv([RecvWR(10, [mr.sge(4096, 100)]), RecvWR(11, [mr.sge(5000, 100)])])
+        qp.wr_start()
+        qp.wr_id, qp.wr_flags = 1, SendFlag.SIGNALED
+        qp.wr_send()
+        qp.wr_set_sge_list(2, [mr.sge(4, 4), mr.sge(0, 4)])
+        qp.wr_id = 2
+        qp.wr_send_imm(0x01020304)
+        qp.wr_set_inline_data(b"inline data")
+        qp.wr_id = 3
+        qp.wr_rdma_write(mr.rkey, mr.addr + 8192)
+        qp.wr_set_sge(mr.sge(0, 8))
+        qp.wr_id = 4
+        qp.wr_atomic_fetch_add(mr.rkey, mr.addr + 8192, 1)
+        qp.wr_set_sge(mr.sge(9000, 8))
+        qp.wr_complete()
+        found = pair.completions(6)
+        assert [(wc.wr_id, wc.status) for wc in found] == [(n, WCStatus.SUCCESS) for n in (1, 2, 3, 4, 10, 11)], found
+        assert (found[5].byte_len, found[5].imm_data) == (11, 0x01020304)
+        assert pair.memory[4096:4104] == b"45670123"
+        assert pair.memory[5000:5011] == b"inline data"
+        assert pair.memory[8192:8200] == b"11234567"
+
+
+def check_atomic_write(name: str) -> None:
+    with Pair(name) as pair:
+        if DeviceCapFlag.ATOMIC_WRITE not in pair.context.query_device().device_cap_flags_ex:
+            error = refused(lambda: extended_pair(pair, SendOpsFlag.ATOMIC_WRITE))
+            assert error.errno == errno.EOPNOTSUPP, error
+            return
+        with extended_pair(pair, SendOpsFlag.ATOMIC_WRITE) as qp:
+            qp.wr_start()
+            qp.wr_id, qp.wr_flags = 7, SendFlag.SIGNALED
+            qp.wr_atomic_write(pair.mr.rkey, pair.mr.addr + 64, b"abcdefgh")
+            qp.wr_complete()
+            (wc,) = pair.completions(1)
+            assert (wc.wr_id, wc.status, wc.opcode) == (7, WCStatus.SUCCESS, WCOpcode.ATOMIC_WRITE)
+            assert pair.memory[64:72] == b"abcdefgh"
+
+
+def check_flush(name: str) -> None:
+    """Where the device has FLUSH and the library knows it, which is since rdma-core 45."""
+    with Pair(name, access=FULL | AccessFlag.FLUSH_GLOBAL, qp_access=FULL | AccessFlag.FLUSH_GLOBAL) as pair:
+        made = outcome(lambda: extended_pair(pair, SendOpsFlag.FLUSH | SendOpsFlag.RDMA_WRITE))
+        if made == errno.EOPNOTSUPP:
+            return
+        assert isinstance(made, QPEx), made
+        with made as qp:
+            qp.wr_start()
+            qp.wr_id, qp.wr_flags = 1, SendFlag.SIGNALED
+            qp.wr_rdma_write(pair.mr.rkey, pair.mr.addr + 4096)
+            qp.wr_set_sge(pair.mr.sge(0, 64))
+            qp.wr_id = 2
+            qp.wr_flush(pair.mr.rkey, pair.mr.addr + 4096, 64, PlacementType.GLOBAL, SelectivityLevel.RANGE)
+            qp.wr_complete()
+            found = pair.completions(2)
+            assert [(wc.wr_id, wc.status) for wc in found] == [(1, WCStatus.SUCCESS), (2, WCStatus.SUCCESS)], found
+            assert found[1].opcode is WCOpcode.FLUSH
+
+
+def check_operations_that_a_queue_pair_was_not_made_for(name: str) -> None:
     with Pair(name) as pair:
         flush = SendWR(1, OP.FLUSH, [])
         flush.set_wr_flush(pair.mr.rkey, pair.mr.addr, 8, 1, 0)

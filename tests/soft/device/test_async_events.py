@@ -214,9 +214,9 @@ def test_changes_of_a_port() -> None:
 def test_names_and_numbers() -> None:
     names = """CQ_ERR QP_FATAL QP_REQ_ERR QP_ACCESS_ERR COMM_EST SQ_DRAINED PATH_MIG PATH_MIG_ERR DEVICE_FATAL
         PORT_ACTIVE PORT_ERR LID_CHANGE PKEY_CHANGE SM_CHANGE SRQ_ERR SRQ_LIMIT_REACHED QP_LAST_WQE_REACHED
-        CLIENT_REREGISTER GID_CHANGE WQ_FATAL"""
+        CLIENT_REREGISTER GID_CHANGE WQ_FATAL DEVICE_SPEED_CHANGE"""
     assert [event.name for event in E] == names.split()
-    assert [int(event) for event in E] == list(range(20))
+    assert [int(event) for event in E] == list(range(21))
     assert [str(event) for event in E] == [f"IBV_EVENT_{name}" for name in names.split()]
     assert [getattr(cma, str(event)) for event in E] == list(E)
     assert repr(AsyncEvent(E.PORT_ERR, 1)) == "<AsyncEvent IBV_EVENT_PORT_ERR port 1>"

@@ -315,6 +315,15 @@ def test_wrong_lkey_of_a_send_leads_to_sqe_and_back(pair: Pair) -> None:
     assert len(pair.poll(pair.b, ends.right_cq, 2)) == 2
 
 
+def test_receive_of_a_datagram_whose_region_has_changed(pair: Pair) -> None:
+    ends, inbox = Ends(pair, receives=0), pair.b.region(100)
+    ends.right.post_recv([RecvWR(1, [sge(inbox)]), RecvWR(2)])
+    inbox.rereg(object(), None, None)
+    ends.send()
+    assert told(pair.poll(pair.b, ends.right_cq, 2)) == [(1, "LOC_PROT_ERR"), (2, "WR_FLUSH_ERR")]
+    assert bytes(inbox.view) == bytes(100)
+
+
 def test_wrong_lkey_of_a_receive_leads_to_err(pair: Pair) -> None:
     ends = Ends(pair, receives=0)
     events = ends.right.async_events = Events()

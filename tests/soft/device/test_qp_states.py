@@ -272,6 +272,16 @@ def test_srq_limit_warns_once(pair: Pair) -> None:
     assert shared.srq.query().srq_limit == 0
 
 
+def test_shared_receive_whose_region_has_changed(pair: Pair) -> None:
+    shared, inbox = Shared(pair), pair.b.region(8)
+    shared.srq.post_recv([RecvWR(1, [sge(inbox)])])
+    inbox.rereg(object(), None, None)
+    shared.lefts[0].post_send([SendWR(1, sg=[sge(pair.a.region(b"message!"))])])
+    pair.settle()
+    assert told(shared.cq.poll(10)) == [(1, "LOC_QP_OP_ERR")]
+    assert bytes(inbox.view) == bytes(8)
+
+
 def test_invalid_srq_sge_fails_the_consuming_queue_pair(pair: Pair) -> None:
     shared = Shared(pair)
     heard = Heard()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rdmacm.errors import cm_error
 from rdmacm.kernel.verbs.device import KernelDevice
 from rdmacm.kernel.verbs.layouts import ibv_device
-from rdmacm.kernel.verbs.library import Library, last_error, load
+from rdmacm.kernel.verbs.library import Library, code_of, last_error, load
 from rdmacm.kernel.verbs.opened import OpenedDevice
 from rdmacm.kernel.verbs.refusals import absence, open_refusal
 from rdmacm.kernel.verbs.snapshot import PROVIDER, snapshot
@@ -24,7 +24,16 @@ from rdmacm.kernel.verbs.watch import runtime
 if TYPE_CHECKING:
     from rdmacm.verbs.device import Device
 
-__all__ = ["PROVIDER", "KernelDevice", "device_names", "open_device", "read_device", "runtime"]
+__all__ = [
+    "PROVIDER",
+    "KernelDevice",
+    "device_names",
+    "fork_init",
+    "fork_status",
+    "open_device",
+    "read_device",
+    "runtime",
+]
 
 #: The open devices, by name.
 _devices: weakref.WeakValueDictionary[str, KernelDevice] = weakref.WeakValueDictionary()
@@ -85,6 +94,23 @@ def open_device(name: str) -> KernelDevice:
         opened = OpenedDevice(name, node, library, context, shared)
         device = _devices[name] = KernelDevice(opened, index)
         return device
+
+
+def fork_init() -> None:
+    """Have the library keep registered memory out of children, ibv_fork_init(3).
+
+    Linux 5.12 and newer copy such memory when a process forks, and the library does nothing then. EINVAL: it was called
+    too late.
+    """
+    code = load().ibv_fork_init()
+    if code:
+        text, hint = "memory is registered already", "ibv_fork_init() before the first region or queue"
+        raise cm_error(code_of(code), text, "fork_init", hint=hint)
+
+
+def fork_status() -> int:
+    """``enum ibv_fork_status``: 0 if fork(2) may corrupt registered memory, 1 after :func:`fork_init`, 2 not needed."""
+    return load().fork_status()
 
 
 def read_device(name: str) -> Device:

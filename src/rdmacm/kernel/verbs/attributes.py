@@ -168,7 +168,7 @@ def fill_qp_attr(into: ibv_qp_attr, attr: QPAttr, mask: int) -> None:
 
 
 def qp_attr_of(found: ibv_qp_attr, cap: QPCap) -> QPAttr:
-    """What ibv_query_qp(3) has found; ``cap``: the sizes that were asked for, which the device may have enlarged."""
+    """What ibv_query_qp(3) has found; ``cap``: the sizes of its queues."""
     numbers: dict[str, Any] = {name: getattr(found, name) for name in _QP}
     numbers["path_mtu"] = known(Mtu, found.path_mtu, Mtu.MTU_256)
     numbers["path_mig_state"] = known(MigState, found.path_mig_state, MigState.MIGRATED)

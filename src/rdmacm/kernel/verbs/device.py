@@ -14,6 +14,7 @@ from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.verbs.async_events import KernelAsyncQueue
 from rdmacm.kernel.verbs.attributes import device_attr, device_attr_ex, guid_of, known
 from rdmacm.kernel.verbs.completion import KernelChannel, KernelCQ
+from rdmacm.kernel.verbs.extended import EXTENDED_ONLY, ExtendedPosting, operations_to_try
 from rdmacm.kernel.verbs.inline import MAX_INLINE, InlineCopies, sizes_to_try
 from rdmacm.kernel.verbs.layouts import (
     ibv_context,
@@ -44,6 +45,7 @@ from rdmacm.verbs.enums import (
     QPInitAttrMask,
     QPOpenAttrMask,
     QPType,
+    SendOpsFlag,
     SrqInitAttrMask,
     SRQType,
     TransportType,
@@ -52,13 +54,14 @@ from rdmacm.verbs.enums import (
 
 if TYPE_CHECKING:
     from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
+    from rdmacm.verbs.wr import AddressHandle
 
 __all__ = ["KernelDevice"]
 
 _CHECKSUMS = int(DeviceCapFlag.UD_IP_CSUM | DeviceCapFlag.RC_IP_CSUM | DeviceCapFlag.RAW_IP_CSUM)
-#: Operations that rdma_rxe has, and ibv_post_send(3) has not.
-_NOT_POSTED = int(DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.FLUSH_PERSISTENT | DeviceCapFlag.ATOMIC_WRITE)
 _XRC = QPInitAttrMask.XRCD
+_EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.SEND_OPS_FLAGS
+_SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 _HANDLE = QPOpenAttrMask.NUM | QPOpenAttrMask.XRCD | QPOpenAttrMask.TYPE
 
 
@@ -91,8 +94,10 @@ class KernelDevice:
     def attr(self) -> DeviceAttr:
         """The limits."""
         if self._attr is None:
-            found, flags = self._found, self._found.device_cap_flags_ex & ~_NOT_POSTED
-            self._attr = device_attr(found.orig_attr, flags, MAX_INLINE, self.query_port(1).max_msg_sz)
+            found = self._found
+            self._attr = device_attr(
+                found.orig_attr, found.device_cap_flags_ex, MAX_INLINE, self.query_port(1).max_msg_sz
+            )
         return self._attr
 
     @attr.setter
@@ -152,6 +157,9 @@ class KernelDevice:
     ) -> KernelDmaBufMR:
         return KernelDmaBufMR(self.opened, self.opened.pd(pd), offset, length, iova, fd, int(access))
 
+    def create_ah(self, pd: object, ah: AddressHandle) -> None:
+        self.opened.ah(self.opened.pd(pd), ah)
+
     def alloc_mw(self, pd: object, mw_type: MWType) -> KernelMW:
         return KernelMW(self.opened, self.opened.pd(pd), mw_type)
 
@@ -190,48 +198,99 @@ class KernelDevice:
         send_cq: CQBackend | None,
         recv_cq: CQBackend | None,
         srq: SRQBackend | None,
+        send_ops: SendOpsFlag | None = None,
     ) -> KernelQP:
         opened = self.opened
         assert send_cq is None or isinstance(send_cq, KernelCQ)
         assert recv_cq is None or isinstance(recv_cq, KernelCQ)
         assert srq is None or isinstance(srq, KernelSRQ)
-        sizes = ibv_qp_cap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
-        values = (
+        init = ibv_qp_init_attr_ex(
             None,
             None if send_cq is None else send_cq.address,
             None if recv_cq is None else recv_cq.address,
             None if srq is None else srq.address,
-            sizes,
+            ibv_qp_cap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data),
             int(qp_type),
             int(sq_sig_all),
         )
         cqs = tuple({cq for cq in (send_cq, recv_cq) if cq is not None})
         with opened.runtime.lock, opened.call("create_qp"):
             if isinstance(pd, XrcDomain):
-                init = ibv_qp_init_attr_ex(*values, int(_XRC), None, pd.address)
+                init.comp_mask, init.xrcd = int(_XRC), pd.address
                 create = opened.operations.create_qp_ex
                 if create is None:
                     raise self._lacks(f"queue pairs of type {qp_type.name}", "create_qp")
                 address = made(create(opened.context, byref(init)), "create_qp", self.name)
                 return KernelQP(opened, address, qp_type, cap, None, cqs, (pd,))
             domain = opened.pd(pd)
-            for size in sizes_to_try(cap.max_inline_data):
-                basic = ibv_qp_init_attr(*values)
-                basic.cap.max_inline_data = size
-                found = opened.library.ibv_create_qp(domain.address, byref(basic))
-                if found or last_error() != errno.EINVAL:
-                    break
-            if not found and last_error() == errno.EOPNOTSUPP:
-                raise self._lacks(f"queue pairs of type {qp_type.name}", "create_qp")
-            qp = KernelQP(opened, made(found, "create_qp", self.name), qp_type, cap, domain, cqs, (domain, srq))
-            if size < cap.max_inline_data:
-                room = max(basic.cap.max_send_wr, cap.max_send_wr, 1)
-                try:
-                    qp.copies = InlineCopies(opened, domain, size, room, cap.max_inline_data)
-                except BaseException:
-                    qp.destroy()
-                    raise
+            address, operations = 0, SendOpsFlag(0)
+            if send_ops is not None:
+                address, operations = self._create_extended(init, domain, qp_type, send_ops)
+            if not address:
+                address = self._create_ordinary(init, domain, qp_type)
+            asked, granted = cap.max_inline_data, init.cap
+            limit = granted.max_inline_data
+            for name in _SIZES:
+                setattr(cap, name, max(getattr(granted, name), getattr(cap, name)))
+            if srq is not None:
+                cap.max_recv_wr = cap.max_recv_sge = 0
+            qp = KernelQP(opened, address, qp_type, cap, domain, cqs, (domain, srq))
+            try:
+                if limit < asked:
+                    qp.copies = InlineCopies(opened, domain, limit, max(cap.max_send_wr, 1), asked)
+                if operations:
+                    qp.extended = ExtendedPosting(address, qp_type, operations)
+            except BaseException:
+                qp.destroy()
+                raise
             return qp
+
+    def _create_ordinary(self, init: ibv_qp_init_attr_ex, domain: Handle, qp_type: QPType) -> int:
+        """The address of a queue pair; ``init.cap`` is what the device has granted."""
+        opened, found, sizes = self.opened, 0, bytes(init.cap)
+        for size in sizes_to_try(init.cap.max_inline_data):
+            basic = ibv_qp_init_attr.from_buffer_copy(init)
+            basic.cap = ibv_qp_cap.from_buffer_copy(sizes)
+            basic.cap.max_inline_data = size
+            found = opened.library.ibv_create_qp(domain.address, byref(basic))
+            if found:
+                init.cap = basic.cap
+                break
+            if last_error() == errno.EOPNOTSUPP:
+                break  # drivers refuse more inline data than they take by various other errors
+        if not found and last_error() == errno.EOPNOTSUPP:
+            raise self._lacks(f"queue pairs of type {qp_type.name}", "create_qp")
+        return made(found, "create_qp", self.name)
+
+    def _create_extended(
+        self, init: ibv_qp_init_attr_ex, domain: Handle, qp_type: QPType, asked: SendOpsFlag
+    ) -> tuple[int, SendOpsFlag]:
+        """The address of an extended queue pair and its operations; ``init.cap`` is what the device has granted.
+
+        0: the device has no extended queue pairs, and ibv_post_send(3) does what is asked for. EOPNOTSUPP: it does not.
+        """
+        opened, sizes = self.opened, bytes(init.cap)
+        create, convert = opened.operations.create_qp_ex, opened.library.ibv_qp_to_qp_ex
+        if create is not None and convert is not None:
+            init.comp_mask, init.pd = int(_EXTENDED), domain.address
+            for operations in operations_to_try(qp_type, asked):
+                init.send_ops_flags = int(operations)
+                for size in sizes_to_try(ibv_qp_cap.from_buffer_copy(sizes).max_inline_data):
+                    init.cap = ibv_qp_cap.from_buffer_copy(sizes)
+                    init.cap.max_inline_data = size
+                    address = create(opened.context, byref(init))
+                    if address and convert(address):
+                        return address, operations
+                    if address:
+                        opened.library.ibv_destroy_qp(address)
+                        break
+                    if last_error() == errno.EOPNOTSUPP:
+                        break
+            init.cap = ibv_qp_cap.from_buffer_copy(sizes)
+        lacking = [op.name for op in EXTENDED_ONLY if asked & SendOpsFlag[op.name]]
+        if lacking:
+            raise self._lacks(f"{' and '.join(sorted(lacking))} for queue pairs of type {qp_type.name}", "create_qp")
+        return 0, SendOpsFlag(0)
 
     # -- XRC ------------------------------------------------------------------------------------------
 

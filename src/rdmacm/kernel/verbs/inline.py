@@ -16,6 +16,7 @@ from rdmacm.errors import RdmaError
 from rdmacm.kernel.verbs.memory import KernelMR
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.buffers import byte_view
+from rdmacm.verbs.enums import WROpcode
 from rdmacm.verbs.wr import SGE, SendWR
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class InlineCopies:
         self._next = (self._next + count) % (2 * self._room)
 
     def _copied(self, wr: SendWR) -> SendWR:
+        if wr.opcode == WROpcode.ATOMIC_WRITE:  # its 8 bytes are part of the request
+            return wr
         parts = [string_at(part.addr, part.length) if isinstance(part, SGE) else byte_view(part) for part in wr.sg]
         length = sum(map(len, parts))
         if length <= self._limit:

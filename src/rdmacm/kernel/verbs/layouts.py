@@ -52,6 +52,7 @@ __all__ = [
     "ibv_qp",
     "ibv_qp_attr",
     "ibv_qp_cap",
+    "ibv_qp_ex",
     "ibv_qp_init_attr",
     "ibv_qp_init_attr_ex",
     "ibv_qp_open_attr",
@@ -242,6 +243,7 @@ class ibv_port_attr(Structure):
             "lmc max_vl_num sm_sl subnet_timeout init_type_reply active_width active_speed phys_state link_layer flags",
         ),
         ("port_cap_flags2", c_uint16),
+        ("active_speed_ex", c_uint32),
     ]
 
 
@@ -315,6 +317,33 @@ class ibv_qp(Structure):
         *_all(c_void_p, "context qp_context pd send_cq recv_cq srq"),
         *_all(c_uint32, "handle qp_num"),
         *_all(c_int, "state qp_type"),
+    ]
+
+
+class _WholeQp(ibv_qp):
+    """``struct ibv_qp``, to its end."""
+
+    _fields_ = [
+        ("mutex", c_size_t * (_MUTEX // sizeof(c_size_t))),
+        ("cond", c_uint64 * 6),  # pthread_cond_t
+        ("events_completed", c_uint32),
+    ]
+
+
+class ibv_qp_ex(Structure):
+    """``struct ibv_qp_ex``, ibv_wr_post(3). A function is there if the queue pair was made for its operation."""
+
+    _fields_ = [
+        ("qp_base", _WholeQp),
+        *_all(c_uint64, "comp_mask wr_id"),
+        ("wr_flags", c_uint32),
+        *_all(
+            c_void_p,
+            "wr_atomic_cmp_swp wr_atomic_fetch_add wr_bind_mw wr_local_inv wr_rdma_read wr_rdma_write "
+            "wr_rdma_write_imm wr_send wr_send_imm wr_send_inv wr_send_tso wr_set_ud_addr wr_set_xrc_srqn "
+            "wr_set_inline_data wr_set_inline_data_list wr_set_sge wr_set_sge_list wr_start wr_complete wr_abort "
+            "wr_atomic_write wr_flush",
+        ),
     ]
 
 
@@ -512,7 +541,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     *(ibv_device, ibv_context_ops, ibv_context, verbs_context, ibv_device_attr, ibv_odp_caps, ibv_tso_caps),
     *(ibv_rss_caps, ibv_packet_pacing_caps, ibv_tm_caps, ibv_cq_moderation_caps, ibv_pci_atomic_caps),
     *(ibv_device_attr_ex, ibv_port_attr, ibv_gid_entry, ibv_async_event, ibv_mr, ibv_mw, ibv_mw_bind_info),
-    *(ibv_mw_bind, ibv_comp_channel, ibv_cq, ibv_qp, ibv_srq_attr, ibv_srq_init_attr, ibv_tm_cap),
+    *(ibv_mw_bind, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_ex, ibv_srq_attr, ibv_srq_init_attr, ibv_tm_cap),
     *(ibv_srq_init_attr_ex, ibv_xrcd_init_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_rx_hash_conf),
     *(
         ibv_qp_init_attr_ex,

@@ -28,6 +28,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ibv_free_device_list": (None, (_P,)),
     "ibv_get_device_name": (c_char_p, (_P,)),
     "ibv_get_device_guid": (c_uint64, (_P,)),
+    "ibv_fork_init": (_I, ()),
     "ibv_open_device": (_P, (_P,)),
     "ibv_close_device": (_I, (_P,)),
     "ibv_query_device": (_I, (_P, _P)),
@@ -63,6 +64,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 #: Functions that an older library lacks.
 _OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ibv_qp_to_qp_ex": (_P, (_P,)),  # rdma-core 22
+    "ibv_is_fork_initialized": (_I, ()),  # rdma-core 36
     "ibv_get_device_index": (_I, (_P,)),  # rdma-core 25
     "ibv_reg_dmabuf_mr": (_P, (_P, c_uint64, c_size_t, c_uint64, _I, _I)),  # rdma-core 34
     "_ibv_query_gid_table": (c_ssize_t, (_P, _P, c_size_t, c_uint32, c_size_t)),  # rdma-core 32
@@ -97,6 +100,10 @@ class Library:
             else:
                 found.restype, found.argtypes = result, arguments
             setattr(self, function, found)
+
+    def fork_status(self) -> int:
+        """``enum ibv_fork_status``; 0 from a library that cannot tell."""
+        return 0 if self.ibv_is_fork_initialized is None else int(self.ibv_is_fork_initialized())
 
     def __getattr__(self, name: str) -> Any:  # for the type checker: __init__ sets all that are known
         raise AttributeError(name)

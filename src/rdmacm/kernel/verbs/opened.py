@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from rdmacm import log
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.verbs import removals
-from rdmacm.kernel.verbs.attributes import fill_ah_attr, known
+from rdmacm.kernel.verbs.attributes import fill_ah_attr
 from rdmacm.kernel.verbs.layouts import ibv_ah_attr, ibv_async_event, ibv_context, ibv_device
 from rdmacm.kernel.verbs.library import Library, Operations, code_of, last_error
 from rdmacm.kernel.verbs.refusals import made
@@ -41,6 +42,7 @@ _PORT_EVENTS = frozenset(
         EventType.SM_CHANGE,
         EventType.CLIENT_REREGISTER,
         EventType.GID_CHANGE,
+        EventType.DEVICE_SPEED_CHANGE,
     }
 )
 
@@ -158,6 +160,8 @@ class OpenedDevice:
         self.channel_fds: set[int] = set()
         #: The queues of asynchronous events of the API's contexts.
         self.sinks: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: The P_Key tables that were read since the last event of a port, by port. Each event begins a new dict.
+        self.pkeys: dict[int, tuple[int, ...]] = {}
         #: Protection domains and address handles by the API's objects.
         self._pds: weakref.WeakKeyDictionary[Any, Handle] = weakref.WeakKeyDictionary()
         self._ahs: weakref.WeakKeyDictionary[Any, Handle] = weakref.WeakKeyDictionary()
@@ -227,15 +231,21 @@ class OpenedDevice:
                 if last_error() not in (errno.EAGAIN, errno.EINTR):
                     self.lose()
                 return
-            kind = known(EventType, event.event_type, EventType.DEVICE_FATAL)
+            number = event.event_type
             port, pointer = event.element.port_num, event.element.pointer
             # Acknowledged at once: what waits for this is the library's destroy, which would wait under the lock.
             library.ibv_ack_async_event(byref(event))
+            try:
+                kind = EventType(number)
+            except ValueError:  # of a newer kernel
+                log.DEVICE.debug("%s: unknown asynchronous event %d", self.name, number)
+                continue
             if log.enabled:
                 log.DEVICE.debug("%s: %s", self.name, kind.name)
             if kind is EventType.DEVICE_FATAL:
                 self.lose()
             elif kind in _PORT_EVENTS:
+                self.pkeys = {}
                 self.report(port, kind)
             else:
                 element = self.elements.get(pointer or 0)
@@ -333,6 +343,14 @@ class OpenedDevice:
 _opened: weakref.WeakSet[OpenedDevice] = weakref.WeakSet()
 
 
+def _warn_of_fork() -> None:
+    """Before fork(2): where the kernel does not copy registered memory, the parent may lose what the device writes."""
+    if any(opened._parts and opened.library.fork_status() == 0 for opened in list(_opened)):
+        logging.getLogger("rdmacm").warning(
+            "fork(2) with registered memory, which Linux before 5.12 may move: call ibv_fork_init() first"
+        )
+
+
 def _forget_parent() -> None:
     removals.abandon()
     for opened in list(_opened):
@@ -341,4 +359,4 @@ def _forget_parent() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(before=_warn_of_fork, after_in_child=_forget_parent)

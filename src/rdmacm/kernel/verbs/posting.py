@@ -13,6 +13,7 @@ from ctypes import addressof, c_char, sizeof
 from socket import htonl
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.kernel.verbs.extended import EXTENDED_ONLY
 from rdmacm.kernel.verbs.layouts import (
     ATOMIC_WR,
     BIND_WR,
@@ -30,7 +31,7 @@ from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import MWType, QPType, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
-__all__ = ["NOT_POSTED", "RecvArray", "SendArray", "refused"]
+__all__ = ["RecvArray", "SendArray", "refused"]
 
 _SGE_BYTES, _SEND_BYTES, _RECV_BYTES = SGE_FORMAT.size, sizeof(ibv_send_wr), sizeof(ibv_recv_wr)
 _BIND_AT, _SRQN_AT = ibv_send_wr.bind_mw.offset, ibv_send_wr.remote_srqn.offset
@@ -53,8 +54,6 @@ _RELIABLE: dict[int, int] = {
     WROpcode.BIND_MW: _BIND,
     WROpcode.SEND_WITH_INV: _RDMA_INVALIDATE,
 }
-#: Operations that ibv_send_wr has no room for.
-NOT_POSTED = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 _DATAGRAMS: dict[int, int] = {WROpcode.SEND: _DATAGRAM, WROpcode.SEND_WITH_IMM: _DATAGRAM_IMM}
 
 _put_sge, _put_rdma, _put_recv = SGE_FORMAT.pack_into, RDMA_WR.pack_into, RECV_WR.pack_into
@@ -269,10 +268,12 @@ class RecvArray:
 
 def refused(wr: SendWR | RecvWR, step: str, device: str) -> RdmaError:
     """The error of a request that could not be translated."""
-    if isinstance(wr, SendWR) and wr.opcode in NOT_POSTED:
-        code, text = errno.EOPNOTSUPP, f"no {WROpcode(wr.opcode).name} through libibverbs"
+    hint = None
+    if isinstance(wr, SendWR) and wr.opcode in EXTENDED_ONLY:
+        text = f"the queue pair was not made for {WROpcode(wr.opcode).name}, or the device has none"
+        code, hint = errno.EOPNOTSUPP, "a QPEx, with send_ops_flags, on a device that has it"
     else:
         code, text = errno.EINVAL, "a number is out of range"
-    error = cm_error(code, text, step, device)
+    error = cm_error(code, text, step, device, hint)
     error.bad_wr = wr
     return error

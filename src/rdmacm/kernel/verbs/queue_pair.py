@@ -13,6 +13,7 @@ from rdmacm.address import Gid
 from rdmacm.errors import RdmaError
 from rdmacm.kernel.verbs.attributes import fill_qp_attr, qp_attr_of
 from rdmacm.kernel.verbs.completion import KernelCQ
+from rdmacm.kernel.verbs.extended import EXTENDED_ONLY, ExtendedPosting
 from rdmacm.kernel.verbs.inline import InlineCopies
 from rdmacm.kernel.verbs.layouts import (
     ibv_mw,
@@ -27,7 +28,7 @@ from rdmacm.kernel.verbs.layouts import (
 from rdmacm.kernel.verbs.library import code_of
 from rdmacm.kernel.verbs.memory import KernelMR, KernelMW
 from rdmacm.kernel.verbs.opened import Handle, OpenedDevice, Rank
-from rdmacm.kernel.verbs.posting import NOT_POSTED, RecvArray, SendArray, refused
+from rdmacm.kernel.verbs.posting import RecvArray, SendArray, refused
 from rdmacm.kernel.verbs.refusals import check, refusal
 from rdmacm.plainints import QP_STATE
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
@@ -35,6 +36,8 @@ from rdmacm.verbs.enums import EventType, MWType, QPAttrMask, QPState, QPType, S
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rdmacm.verbs.backend import AsyncEvents, WorkTaker
 
 __all__ = ["KernelQP", "KernelSRQ"]
@@ -70,6 +73,7 @@ class KernelQP:
             "address",
             "async_events",
             "copies",
+            "extended",
             "is_datagram",
             "qp_num",
         ),
@@ -104,6 +108,8 @@ class KernelQP:
         self._needs = needs
         #: Takes inline data beyond what the device does; None where it does.
         self.copies: InlineCopies | None = None
+        #: The functions of an extended queue pair; None of another one.
+        self.extended: ExtendedPosting | None = None
         #: Arrays that no call uses. Nothing is locked: a thread that finds none makes its own.
         self._sends: list[SendArray] = []
         self._recvs: list[RecvArray] = []
@@ -187,6 +193,7 @@ class KernelQP:
 
     def lost(self) -> None:
         self._post_send = self._post_recv = _refuse_post
+        self.extended = None
         self.state = QPState.ERR
 
     # -- work requests --------------------------------------------------------------------------------
@@ -204,10 +211,20 @@ class KernelQP:
         return bool(self._sends)
 
     def post_send(self, wrs: list[SendWR]) -> None:
-        if self.copies is None:
-            self._post(wrs, wrs)
+        if self.extended is None:
+            self._post_list(wrs, self._post)
+        elif any(wr.opcode in EXTENDED_ONLY for wr in wrs):
+            for wr in wrs:
+                self.post_send_all([wr])
         else:
-            self.copies.post(wrs, self._post)
+            with self.extended.turn():
+                self._post_list(wrs, self._post)
+
+    def _post_list(self, wrs: list[SendWR], post: Callable[[list[SendWR], list[SendWR]], None]) -> None:
+        if self.copies is None:
+            post(wrs, wrs)
+        else:
+            self.copies.post(wrs, post)
 
     def _post(self, wrs: list[SendWR], originals: list[SendWR]) -> None:
         """Post requests. ``originals``: the program's, for errors."""
@@ -235,14 +252,35 @@ class KernelQP:
         self._sends.append(sends)
 
     def post_send_all(self, wrs: list[SendWR]) -> None:
-        """As :meth:`post_send`, but an operation that cannot be posted refuses all.
+        """As :meth:`post_send`, but if one request is refused, none is queued.
 
-        Where the queue has room for some of the requests, those are queued: ibv_post_send(3) does not take them back.
+        Only an extended queue pair can do that where the queue has room for some of them: ibv_post_send(3) does not
+        take them back.
         """
+        extended = self.extended
+        if extended is not None and all(map(extended.takes, wrs)):
+            most = self._cap.max_send_wr
+            if len(wrs) > most:
+                raise self._refusal(errno.ENOMEM, wrs[most], "post_send")
+            self._post_list(wrs, self._post_extended)
+            return
         for wr in wrs:
-            if wr.opcode in NOT_POSTED:
+            if wr.opcode in EXTENDED_ONLY:
                 raise refused(wr, "post_send", self._opened.name)
         self.post_send(wrs)
+
+    def _post_extended(self, wrs: list[SendWR], originals: list[SendWR]) -> None:
+        """Post requests by the functions of an extended queue pair."""
+        handles = self._handles(wrs) if self.is_datagram else ()
+        extended, code = self.extended, errno.EBADF
+        with self._opened.call("post_send"):  # the device is not closed meanwhile
+            if extended is not None:
+                with extended.turn():
+                    if self.extended is not None:
+                        code = extended.post(wrs, handles)
+        if code:  # which request is refused, the library does not tell
+            raise self._refusal(code, originals[0], "post_send")
+        self._note_binds(originals)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         try:
@@ -316,6 +354,10 @@ class KernelQP:
     def destroy(self) -> None:
         opened = self._opened
         self._post_send = self._post_recv = _refuse_post
+        extended, self.extended = self.extended, None
+        if extended is not None and not opened.abandoned:
+            with extended.turn():
+                pass  # a post of another thread has ended
         with opened.runtime.lock:
             opened.elements.pop(self.address, None)
             if opened.queue_pairs.get(self.qp_num) is self:
@@ -336,6 +378,7 @@ class KernelQP:
 
     def abandon(self) -> None:
         self._post_send = self._post_recv = _refuse_post
+        self.extended = None
 
 
 class KernelSRQ:

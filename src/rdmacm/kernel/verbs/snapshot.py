@@ -49,7 +49,7 @@ def snapshot(device: KernelDevice) -> Device:
                 known(Mtu, found.max_mtu, Mtu.MTU_4096),
                 Mtu(active) if Mtu.MTU_256 <= active <= Mtu.MTU_4096 else None,
                 tuple(row for row in rows if row.port_num == number),
-                tuple(_pkey(device, number, index) for index in range(found.pkey_tbl_len)),
+                _pkeys(device, number, found.pkey_tbl_len),
                 gid_tbl_len=found.gid_tbl_len,
                 pkey_tbl_len=found.pkey_tbl_len,
                 port_cap_flags=PortCapFlag(found.port_cap_flags),
@@ -72,8 +72,17 @@ def snapshot(device: KernelDevice) -> Device:
 #: Fields of Port that have C's name and are numbers.
 _SAME = (
     *("max_msg_sz", "bad_pkey_cntr", "qkey_viol_cntr", "lid", "lmc", "sm_lid", "sm_sl", "max_vl_num"),
-    *("subnet_timeout", "init_type_reply", "active_width", "active_speed", "phys_state"),
+    *("subnet_timeout", "init_type_reply", "active_width", "active_speed", "phys_state", "active_speed_ex"),
 )
+
+
+def _pkeys(device: KernelDevice, port_num: int, length: int) -> tuple[int, ...]:
+    """The P_Key table of a port. Each row takes a system call, and a change is an event (PKEY_CHANGE)."""
+    known_tables = device.opened.pkeys
+    found = known_tables.get(port_num)
+    if found is None or len(found) != length:
+        found = known_tables[port_num] = tuple(_pkey(device, port_num, index) for index in range(length))
+    return found
 
 
 def _pkey(device: KernelDevice, port_num: int, index: int) -> int:

@@ -19,7 +19,7 @@ A request whose memory cannot be read, or a bind or invalidation that is not all
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
@@ -186,6 +186,9 @@ class UcEngine:
             raise ValueError("the queue pair is not ready to send")
         else:
             self._pending.append(work)
+
+    def posted_receives(self) -> Iterable[RecvWork]:
+        return self.recv_queue
 
     def post_recv(self, work: RecvWork) -> None:
         if self.failed:

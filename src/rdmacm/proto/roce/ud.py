@@ -20,7 +20,7 @@ done there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -295,6 +295,12 @@ class UdEngine(_Fields, Generic[R]):
             self._complete_recv(work, _FLUSHED)
         else:
             self.recv_queue.append(work)
+
+    def posted_receives(self) -> Iterable[RecvWork]:
+        """The receives that no datagram has taken yet, so that the device may change their buffers."""
+        if self.core_receives:
+            self._end_core_receives()
+        return self.recv_queue
 
     def _begin_core_receives(self) -> None:
         """Give the receives to the compiled core, if there is one and it knows all of them."""

@@ -24,10 +24,20 @@ from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
-from rdmacm.soft.device.work_queues import DeviceParts
+from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.attrex import DeviceAttrEx
-from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, MWType, PortState, QPType
+from rdmacm.verbs.enums import (
+    AccessFlag,
+    AtomicCap,
+    DeviceCapFlag,
+    EventType,
+    Mtu,
+    MWType,
+    PortState,
+    QPType,
+    SendOpsFlag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.device import Device
+    from rdmacm.verbs.wr import AddressHandle
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
 
@@ -129,6 +140,9 @@ class SoftDevice:
         self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
         self._memory = MemoryTable(random, runtime)
+        self._memory.changed = self._region_changed
+        #: The shared receive queues.
+        self._srqs: weakref.WeakSet[SoftSRQ] = weakref.WeakSet()
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
         self._parts = DeviceParts(
@@ -220,6 +234,9 @@ class SoftDevice:
         """A software device accesses memory of the process only."""
         raise cm_error(errno.EOPNOTSUPP, "the device has no regions of dma-bufs", "reg_dmabuf_mr", self.name)
 
+    def create_ah(self, pd: object, ah: AddressHandle) -> None:
+        pass
+
     def alloc_mw(self, pd: object, mw_type: MWType) -> SoftMW:
         with self._runtime.lock:
             self._check_fork("alloc_mw")
@@ -245,7 +262,10 @@ class SoftDevice:
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
         self._check_fork("create_srq")
-        return SoftSRQ(self._mux, self._memory, pd, attr)
+        made = SoftSRQ(self._mux, self._memory, pd, attr)
+        with self._runtime.lock:
+            self._srqs.add(made)
+        return made
 
     def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> XrcDomain:
         with self._runtime.lock:
@@ -277,7 +297,16 @@ class SoftDevice:
         assert isinstance(cq, SoftCQ)
         with self._runtime.lock:
             self._check_fork("create_srq")
-            return SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
+            made = SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
+            self._srqs.add(made)
+            return made
+
+    def _region_changed(self, pd: object, region: SoftMR) -> None:
+        for qp in self._mux.queue_pairs():
+            if isinstance(qp, WorkQueues):
+                qp.region_changed(self._memory, pd, region)
+        for srq in list(self._srqs):
+            srq.region_changed(self._memory, pd, region)
 
     def create_qp(
         self,
@@ -288,6 +317,7 @@ class SoftDevice:
         send_cq: CQBackend | None,
         recv_cq: CQBackend | None,
         srq: SRQBackend | None,
+        send_ops: SendOpsFlag | None = None,  # noqa: ARG002 (a queue pair has all operations of its type)
     ) -> SoftQP | SoftUdQP:
         """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
         kind = _QUEUE_PAIRS.get(qp_type)

@@ -29,13 +29,15 @@ from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
 from rdmacm.verbs.buffers import Buffer, address_of, byte_view
 from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import SGE
+from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rdmacm.enums import AccessFlag
     from rdmacm.progress.runtime import Runtime
     from rdmacm.proto._core import Regions
+    from rdmacm.verbs.wr import RecvWR
 
 __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
 
@@ -94,6 +96,7 @@ class SoftMR:
         runtime = self._table.runtime
         with runtime.lock:
             runtime.check_fork("rereg_mr", "region")
+            before = self.pd
             self._check_unbound("rereg_mr")
             if access is not None:
                 _check_access(access, "rereg_mr")
@@ -104,6 +107,7 @@ class SoftMR:
             if access is not None:
                 self.access = int(access)
             self._table.update(self)
+            self._table.changed(before, self)
 
     def dereg(self) -> None:
         """Revoke the keys and let go of the buffer. Requests that were posted keep their own hold on it."""
@@ -134,6 +138,9 @@ class MemoryTable:
         self._freed = FreedNumbers(_FREED_KEYS)
         #: The upper 24 bits of those of windows.
         self._freed_windows = FreedNumbers(_FREED_KEYS)
+        #: Called when a region was registered anew, with the domain that it was in: receives that were posted with its
+        #: key are looked up again. The device sets it.
+        self.changed: Callable[[object, SoftMR], None] = lambda pd, region: None  # noqa: ARG005
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -225,6 +232,25 @@ class MemoryTable:
                     return INACCESSIBLE
                 found.append(view)
         return found
+
+    def receive(self, pd: object, wr: RecvWR) -> RecvWork:
+        """A receive with the bytes of its elements; they are INACCESSIBLE if one is wrong."""
+        sg = wr.sg
+        segments = self.gather(pd, sg, True)
+        if len(sg) == 1:
+            return RecvWork(wr.wr_id, segments, (sg[0].lkey,))
+        return RecvWork(wr.wr_id, segments, tuple(element.lkey for element in sg if element.length))
+
+    def look_up_again(self, pd: object, region: SoftMR, works: Iterable[RecvWork]) -> None:
+        """Take the memory away from receives that were posted with a key which does not stand for it any more."""
+        key = region.lkey
+        for work in works:
+            if key not in work.lkeys or work.segments is INACCESSIBLE:
+                continue
+            for segment, lkey in zip(work.segments, work.lkeys, strict=False):
+                if lkey == key and self.local(pd, key, address_of(segment), len(segment), True) is None:
+                    work.segments = INACCESSIBLE
+                    break
 
     def remote(
         self, pd: object, rkey: int, address: int, length: int, access: int, qp: object = None

@@ -251,6 +251,10 @@ class QPMultiplexer:
         if self.port is not None:
             self.port.accept(qpn, ACCEPTS_ANY)
 
+    def queue_pairs(self) -> list[MultiplexedQP]:
+        """The queue pairs of all devices."""
+        return list(self._qps.values())
+
     def find(self, qpn: int) -> MultiplexedQP | None:
         """The queue pair with a number."""
         return self._qps.get(qpn)

@@ -116,8 +116,13 @@ def send_again(
     return SendWork(number, _OPCODES[opcode], segments, True, solicited, False, remote_addr, rkey)
 
 
+def recv_again(wr_id: int, segments: Sequence[memoryview], lkey: int) -> RecvWork:
+    """The same of a receive."""
+    return RecvWork(wr_id, segments, (lkey,) * len(segments))
+
+
 if compiled is not None:
-    compiled.configure_works(send_again, RecvWork, UnsignaledWrId)
+    compiled.configure_works(send_again, recv_again, UnsignaledWrId)
     compiled.configure_requests(SendWR, RecvWR, SGE, MR)
 
 

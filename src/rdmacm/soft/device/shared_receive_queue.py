@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from rdmacm.errors import cm_error
 from rdmacm.verbs.attr import SrqAttr
 from rdmacm.verbs.enums import EventType, SrqAttrMask
-from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
-    from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.memory import MemoryTable, SoftMR
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR
+    from rdmacm.work import RecvWork
 
 __all__ = ["SoftSRQ"]
 
@@ -23,7 +23,7 @@ __all__ = ["SoftSRQ"]
 class SoftSRQ:
     """Implements :class:`rdmacm.verbs.backend.SRQBackend`."""
 
-    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_mux", "async_events")
+    __slots__ = ("__weakref__", "_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_mux", "async_events")
 
     def __init__(self, mux: QPMultiplexer, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
         #: Has the lock of all queues.
@@ -50,7 +50,12 @@ class SoftSRQ:
                     error = cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
                     error.bad_wr = wr
                     raise error
-                self._queue.append(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
+                self._queue.append(self._table.receive(self._pd, wr))
+
+    def region_changed(self, table: MemoryTable, pd: object, region: SoftMR) -> None:
+        """As for a queue pair (:meth:`rdmacm.soft.device.work_queues.WorkQueues.region_changed`)."""
+        if pd is self._pd:
+            table.look_up_again(pd, region, self._queue)
 
     @property
     def first(self) -> RecvWork | None:

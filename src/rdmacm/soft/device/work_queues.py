@@ -17,22 +17,21 @@ from rdmacm.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
 from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
-from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable
 
     from rdmacm.address import Gid
     from rdmacm.proto._core import Connection, Datagrams, Port
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.soft.device.completion import SoftCQ
-    from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.memory import MemoryTable, SoftMR
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR, SendWR
-    from rdmacm.work import WC
+    from rdmacm.work import WC, RecvWork
 
 __all__ = ["DeviceParts", "WorkQueues"]
 
@@ -49,6 +48,8 @@ class Engine(Protocol):
     failed: bool
 
     def post_recv(self, work: RecvWork) -> None: ...
+
+    def posted_receives(self) -> Iterable[RecvWork]: ...
 
     def flush(self) -> None: ...
 
@@ -308,7 +309,7 @@ class WorkQueues(Generic[E]):
                 for wr in wrs:
                     if self._recvs >= most:
                         raise refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
-                    work = RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True))
+                    work = self._table.receive(self._pd, wr)
                     try:
                         engine.post_recv(work)
                     except BaseException as error:
@@ -317,6 +318,14 @@ class WorkQueues(Generic[E]):
             finally:
                 if self.state is _ERR and engine.completed:
                     self._complete(engine.completed)
+
+    def region_changed(self, table: MemoryTable, pd: object, region: SoftMR) -> None:
+        """A region was registered anew, which was in this domain: look up the keys of the posted receives again."""
+        engine = self._engine
+        if table is self._table and pd is self._pd and self._srq is None and engine is not None:
+            self._mux.acknowledge()
+            self._leave_core()
+            table.look_up_again(pd, region, engine.posted_receives())
 
     def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:
         """The error of a request that made the engine raise. The queue pair has ended, and the request is not posted.

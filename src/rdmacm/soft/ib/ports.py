@@ -157,5 +157,5 @@ class IbDevice:
             "a queue pair of your own, named by ConnParam(qp_num=...)",
         )
 
-    query_counters = reg_mr = reg_dmabuf_mr = alloc_mw = create_channel = create_async_queue = _refuse
+    query_counters = reg_mr = reg_dmabuf_mr = alloc_mw = create_ah = create_channel = create_async_queue = _refuse
     create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse

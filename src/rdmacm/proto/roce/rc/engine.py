@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -145,6 +146,11 @@ class RcEngine(RcState):
             flush_recv(self, work.wr_id)
         else:
             self.recv_queue.append(work)
+
+    def posted_receives(self) -> Iterable[RecvWork]:
+        if self.usual:
+            handover.end(self)
+        return self.recv_queue
 
     def pause(self) -> None:
         if self.usual:
