@@ -1,0 +1,80 @@
+"""The link of a campaign in the machine: its impairment, its interface, and a recording of its packets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from interop.campaign.draws import Link
+
+__all__ = ["impaired", "interface", "keep_addresses", "recorded", "set_interface"]
+
+#: The interfaces of each campaign: of the first namespace, and the other's namespace and interface.
+_INTERFACES = {"rxe": ("va", "soft", "vb"), "siw": ("wa", "iwarp", "wb")}
+#: Bytes of each packet that a recording has: the headers, and private data.
+_SNAPPED = 400
+
+
+def interface(campaign: str) -> str:
+    return _INTERFACES[campaign][0]
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def keep_addresses(campaign: str) -> None:
+    """Linux removes the IPv6 addresses of an interface that goes down, unless it is told not to."""
+    settings = Path("/proc/sys/net/ipv6/conf") / interface(campaign)
+    (settings / "keep_addr_on_down").write_text("1")
+    (settings / "accept_dad").write_text("0")
+
+
+def set_interface(campaign: str, up: bool) -> None:
+    _run("ip", "link", "set", interface(campaign), "up" if up else "down")
+
+
+@contextlib.contextmanager
+def impaired(campaign: str, link: Link) -> Iterator[None]:
+    """Impair both directions of the link by netem."""
+    if not link.netem:
+        yield
+        return
+    first, namespace, second = _INTERFACES[campaign]
+    inside = ("ip", "netns", "exec", namespace)
+    _run("tc", "qdisc", "replace", "dev", first, "root", "netem", *link.netem)
+    # Below tbf, which takes a train of packets apart, as in net.sh.
+    limit = ("tbf", "rate", "10gbit", "burst", "70000", "limit", "10000000")
+    _run(*inside, "tc", "qdisc", "replace", "dev", second, "root", "handle", "1:", *limit)
+    _run(*inside, "tc", "qdisc", "replace", "dev", second, "parent", "1:", "handle", "2:", "netem", *link.netem)
+    try:
+        yield
+    finally:
+        _run("tc", "qdisc", "delete", "dev", first, "root")
+        _run(*inside, "tc", "qdisc", "delete", "dev", second, "root")
+
+
+@contextlib.contextmanager
+def recorded(campaign: str, path: Path, what: Sequence[str] = ()) -> Iterator[None]:
+    """Record the packets of the link while the block runs."""
+    command = ["tcpdump", "-i", interface(campaign), "-Z", "root", "-U", "--immediate-mode", "-s", str(_SNAPPED)]
+    errors = path.with_suffix(".err")
+    with errors.open("wb") as written:
+        recorder = subprocess.Popen(
+            [*command, "-B", "16384", "-w", str(path), *what], stdout=subprocess.DEVNULL, stderr=written
+        )
+    try:
+        while b"listening" not in errors.read_bytes() and recorder.poll() is None:
+            time.sleep(0.01)
+        yield
+    finally:
+        # It writes each packet at once, so only what has not reached it is missing.
+        time.sleep(0.2)
+        os.kill(recorder.pid, signal.SIGINT)
+        recorder.wait()
+        errors.unlink()
