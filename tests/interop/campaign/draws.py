@@ -15,7 +15,7 @@ __all__ = ["ADDRESSES", "DEVICES", "NAMESPACES", "OPERATIONS", "Draw", "End", "K
 
 DEVICES = ("rxe", "siw")
 #: The draws of a block.
-BLOCK = 20
+BLOCK = 10
 #: The addresses of each device of net.sh, IPv4 and IPv6, and its network namespace.
 ADDRESSES = {
     ("rxe", 4): "10.0.0.1",
@@ -235,9 +235,9 @@ def draw(campaign: str, seed: int, number: int) -> Draw:
     variant = _variant(chance, tool, kill is not None)
     # librdmacm's mckey joins groups of IPv4 only.
     family = 4 if tool == "mckey" else chance.choice([4, 6])
-    connections = chance.choice([1, 1, 2, 5, 20])
+    connections = chance.choice([1, 1, 2, 3, 8])
     largest = 1024 if tool in _COUNTS_DATAGRAMS or "ud" in variant else 65536
     size = min(largest, int(2 ** chance.uniform(0, 16.5)))
-    most = max(1, min(40, 500_000 // (size * connections)))
+    most = max(1, min(15, 500_000 // (size * connections)))
     messages = chance.randint(1, most) * (10 if kill else 1)
     return Draw(campaign, seed, number, link, tool, server, client, family, connections, messages, size, variant, kill)

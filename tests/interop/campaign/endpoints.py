@@ -23,8 +23,9 @@ def serve(address: str, port: int) -> None:
     with rdmacm.listen((address, port)) as listener:
         print("listening", flush=True)
         while True:
+            peer = listener.accept()
             try:
-                with listener.accept() as peer:
+                with peer:
                     for message in peer:
                         peer.send(message)
             except rdmacm.RdmaError as error:
@@ -54,10 +55,10 @@ def exchange(address: str, port: int, messages: int, size: int, patience: float)
 
 if __name__ == "__main__":
     role, address, port, *work = sys.argv[1:]
-    if role == "serve":
-        serve(address, int(port))
-    else:
-        try:
+    try:
+        if role == "serve":
+            serve(address, int(port))
+        else:
             connect(address, int(port), *map(int, work[:3]), attempts=ATTEMPTS if work[3:] == ["again"] else 1)
-        except rdmacm.RdmaError as error:
-            sys.exit(str(error))
+    except rdmacm.RdmaError as error:
+        sys.exit(str(error))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from interop.campaign.draws import Link
 
-__all__ = ["impaired", "interface", "keep_addresses", "recorded", "set_interface"]
+__all__ = ["impaired", "interface", "keep_addresses", "recorded", "renew_device", "set_interface"]
 
 #: The interfaces of each campaign: of the first namespace, and the other's namespace and interface.
 _INTERFACES = {"rxe": ("va", "soft", "vb"), "siw": ("wa", "iwarp", "wb")}
@@ -37,6 +37,25 @@ def keep_addresses(campaign: str) -> None:
 
 def set_interface(campaign: str, up: bool) -> None:
     _run("ip", "link", "set", interface(campaign), "up" if up else "down")
+
+
+def renew_device(campaign: str) -> bool:
+    """Replace rxe0 if its queue pair 1 has failed; returns whether it had.
+
+    rdma_rxe sets the queue pair to the state ERR when a MAD is sent while the interface is down, and nobody sets it
+    back: until the device is made again, no program of the host can connect.
+    """
+    if campaign != "rxe":
+        return False
+    shown = subprocess.run(["rdma", "resource", "show", "qp"], check=True, capture_output=True, text=True).stdout
+    if not any("type GSI state ERR" in line for line in shown.splitlines()):
+        return False
+    _run("rdma", "link", "delete", "rxe0")
+    _run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface(campaign))
+    gids = Path("/sys/class/infiniband/rxe0/ports/1/gids")
+    while not any("fd00:0000:0000:0001" in gid.read_text() for gid in gids.glob("[0-9]")):
+        time.sleep(0.02)
+    return True
 
 
 @contextlib.contextmanager

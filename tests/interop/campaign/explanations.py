@@ -1,0 +1,46 @@
+"""Failures of draws that are the peer's; docs/interop.md describes each, under the name given here.
+
+Each is told by what the peer itself prints or by its state, never by the draw alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from interop.campaign.draws import Draw
+
+__all__ = ["explanation"]
+
+
+class Explanation(NamedTuple):
+    name: str
+    #: Whether it explains a failure: of the draw, the outcome, and its details.
+    explains: Callable[[Draw, str, str], bool]
+
+
+def _refused_rping(draw: Draw, outcome: str, details: str) -> bool:
+    return outcome.startswith("C rping client hangs") and "connect error" in details
+
+
+def _no_queue_pair(draw: Draw, outcome: str, details: str) -> bool:
+    return (
+        draw.tool == "cmtime"
+        and not draw.server.is_ours
+        and "client fails" in outcome
+        and "failure creating qp: No such file or directory" in details
+    )
+
+
+EXPLANATIONS = (
+    Explanation("librdmacm's rping does not end when it is refused", _refused_rping),
+    Explanation("librdmacm's cmtime rejects as it cannot create a queue pair", _no_queue_pair),
+)
+
+
+def explanation(draw: Draw, outcome: str, details: str) -> str:
+    """The name of the explanation of a failure, or nothing."""
+    for known in EXPLANATIONS:
+        if known.explains(draw, outcome, details):
+            return known.name
+    return ""
