@@ -18,6 +18,10 @@ __all__ = ["impaired", "interface", "keep_addresses", "recorded", "renew_device"
 _INTERFACES = {"rxe": ("va", "soft", "vb"), "siw": ("wa", "iwarp", "wb")}
 #: Bytes of each packet that a recording has: the headers, and private data.
 _SNAPPED = 400
+#: Seconds until a command of the network counts as stuck.
+_LIMIT = 60.0
+#: How often to look whether a new device has the addresses of its interface.
+_LOOKS = 200
 
 
 def interface(campaign: str) -> str:
@@ -25,7 +29,7 @@ def interface(campaign: str) -> str:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=_LIMIT)
 
 
 def keep_addresses(campaign: str) -> None:
@@ -53,8 +57,10 @@ def renew_device(campaign: str) -> bool:
     _run("rdma", "link", "delete", "rxe0")
     _run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface(campaign))
     gids = Path("/sys/class/infiniband/rxe0/ports/1/gids")
-    while not any("fd00:0000:0000:0001" in gid.read_text() for gid in gids.glob("[0-9]")):
-        time.sleep(0.02)
+    for _ in range(_LOOKS):
+        if any("fd00:0000:0000:0001" in gid.read_text() for gid in gids.glob("[0-9]")):
+            break
+        time.sleep(0.05)
     return True
 
 

@@ -38,6 +38,8 @@ SIDE_BY_SIDE = 6
 PATIENCE, NOTICE = 240.0, 20.0
 #: Seconds between two looks at the processes.
 _LOOK = 0.05
+#: Seconds between two looks at the kernel's listeners, each of which starts a program.
+_SELDOM = 0.4
 #: Draws that take longer than so many seconds are listed.
 _LONG = 120.0
 _AFTER_DOWN = "succeeded after the interface was down"
@@ -311,7 +313,7 @@ class _Listening:
     @classmethod
     def text(cls) -> str:
         now = time.monotonic()
-        if now - cls.asked > 2 * _LOOK:
+        if now - cls.asked > _SELDOM:
             shown = subprocess.run(["rdma", "resource", "show", "cm_id"], check=True, capture_output=True)
             cls.found, cls.asked = shown.stdout.decode(), now
         return cls.found
