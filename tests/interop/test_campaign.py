@@ -15,9 +15,9 @@ import pytest
 from interop.campaign.draws import DEVICES
 from interop.scenario import Guest
 
-COUNT = int(os.environ.get("RDMACM_CAMPAIGN", "6"))
+COUNT = int(os.environ.get("RDMACM_CAMPAIGN", "8"))
 SEED = os.environ.get("RDMACM_CAMPAIGN_SEED", "23")
-FIRST = os.environ.get("RDMACM_CAMPAIGN_FIRST", "20")
+FIRST = os.environ.get("RDMACM_CAMPAIGN_FIRST", "216")
 ARTIFACTS = Path(__file__).parent / "artifacts"
 #: Seconds that a draw may take, where the others of its block run beside it.
 EACH = 60

@@ -162,6 +162,8 @@ class Trial:
         while process.status() is None:
             if time.monotonic() > until:
                 return False
+            if self.draw.tool == "rping" and "connect error" in process.said():
+                until = min(until, time.monotonic() + NOTICE)
             yield
         return True
 
