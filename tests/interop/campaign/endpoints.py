@@ -10,6 +10,7 @@ with "again" it makes a connection once more, in the same process, when an error
 from __future__ import annotations
 
 import sys
+import time
 
 import rdmacm
 from interop.ends import pattern
@@ -17,6 +18,8 @@ from interop.ends import pattern
 PATIENCE = 60.0
 #: How long an attempt to connect may take that is not the last, and how many there are.
 IMPATIENCE, ATTEMPTS = 20.0, 10
+#: Seconds before the next attempt: while the interface is down, the kernel refuses at once.
+PAUSE = 1.0
 
 
 def serve(address: str, port: int) -> None:
@@ -42,6 +45,7 @@ def connect(address: str, port: int, connections: int, messages: int, size: int,
                 if not left:
                     raise
                 print(f"{attempts - left}: {error}", flush=True)
+                time.sleep(PAUSE)
     print("as expected")
 
 

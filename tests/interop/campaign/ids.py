@@ -56,7 +56,7 @@ def serve(address: str, port: int) -> None:
                     if number % _KINDS == _SERVER_DISCONNECTS:
                         cmid.disconnect()
                     continue
-                elif kind is E.TIMEWAIT_EXIT:
+                elif kind in (E.TIMEWAIT_EXIT, E.ADDR_CHANGE):
                     continue
                 elif kind is E.DISCONNECTED:
                     with contextlib.suppress(RdmaError):
