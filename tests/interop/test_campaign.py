@@ -15,9 +15,9 @@ import pytest
 from interop.campaign.draws import DEVICES
 from interop.scenario import Guest
 
-COUNT = int(os.environ.get("RDMACM_CAMPAIGN", "8"))
+COUNT = int(os.environ.get("RDMACM_CAMPAIGN", "4"))
 SEED = os.environ.get("RDMACM_CAMPAIGN_SEED", "23")
-FIRST = os.environ.get("RDMACM_CAMPAIGN_FIRST", "216")
+FIRST = os.environ.get("RDMACM_CAMPAIGN_FIRST", "217")
 ARTIFACTS = Path(__file__).parent / "artifacts"
 #: Seconds that a draw may take, where the others of its block run beside it.
 EACH = 60

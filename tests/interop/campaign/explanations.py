@@ -46,11 +46,23 @@ def _acknowledged_read(draw: Draw, outcome: str, details: str) -> bool:
     return bool(draw.link.netem) and draw.tool == "verbs" and "AssertionError: read: " in details
 
 
+def _last_acknowledgement(draw: Draw, outcome: str, details: str) -> bool:
+    return (
+        draw.tool == "ucmatose"
+        and draw.server.device == "rxe"
+        and bool(draw.link.netem)
+        and "client fails" in outcome
+        and "receiving data transfers" in details
+        and "the peer has ended the connection" in details
+    )
+
+
 EXPLANATIONS = (
     Explanation("librdmacm's rping does not end when it is refused", _refused_rping),
     Explanation("librdmacm's cmtime rejects as it cannot create a queue pair", _no_queue_pair),
     Explanation("rdma_rxe drops everything after an incomplete WRITE of UC", _deaf_responder),
     Explanation("rdma_rxe completes a READ by an acknowledgement", _acknowledged_read),
+    Explanation("rdma_rxe repeats no acknowledgement after ucmatose has disconnected", _last_acknowledgement),
 )
 
 
