@@ -17,7 +17,7 @@ from interop.ends import pattern
 
 PATIENCE = 60.0
 #: How long an attempt to connect may take that is not the last, and how many there are.
-IMPATIENCE, ATTEMPTS = 20.0, 10
+IMPATIENCE, ATTEMPTS = 20.0, 40
 #: Seconds before the next attempt: while the interface is down, the kernel refuses at once.
 PAUSE = 1.0
 

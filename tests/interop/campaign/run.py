@@ -38,6 +38,8 @@ SIDE_BY_SIDE = 6
 PATIENCE, NOTICE = 240.0, 20.0
 #: Seconds between two looks at the processes.
 _LOOK = 0.05
+#: Seconds that the interface is up at least before it goes down again.
+_UP = 4.0
 #: Seconds between two looks at the kernel's listeners, each of which starts a program.
 _SELDOM = 0.4
 #: Draws that take longer than so many seconds are listed.
@@ -380,11 +382,12 @@ def run_block(draws: list[Draw], recording: Path) -> list[Verdict]:
 def _switch(first: Draw, quiet: Quiet) -> Steps:
     """Take the interface down and up, again and again, while no draw needs it to stay up."""
     down = first.link.down
+    before = down[0] if down else 0.0
     while True:
         if down is None or quiet.draws:
             yield
             continue
-        for seconds, up in ((down[0], False), (down[1], True)):
+        for seconds, up in ((before, False), (down[1], True)):
             until = time.monotonic() + seconds
             while time.monotonic() < until and not (quiet.draws and not quiet.is_up):
                 yield
@@ -392,6 +395,7 @@ def _switch(first: Draw, quiet: Quiet) -> Steps:
                 set_interface(first.campaign, up)
                 quiet.renewals += up and renew_device(first.campaign)
                 quiet.is_up = up
+        before = max(before, _UP)
 
 
 def main() -> int:
