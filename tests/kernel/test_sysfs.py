@@ -105,16 +105,19 @@ def test_infiniband_port_counts_with_an_interface(device: Path, monkeypatch: pyt
     monkeypatch.setattr(sysfs_module, "device_indices", lambda: {"mlx5_0": 0})
     monkeypatch.setattr(sysfs_module, "port_states", lambda index: [nldev.PortSeen(1, PortState.ACTIVE, 0)])
     sysfs = Sysfs(str(device))
-    assert not sysfs.has_active_port()
-    write(device / "class/infiniband/mlx5_0/ports/1", link_layer="InfiniBand")
-    assert not sysfs.has_active_port()
+    ports = device / "class/infiniband/mlx5_0/ports/1"
+    write(ports, link_layer="Ethernet")
+    assert sysfs.why_unusable(["mlx5_0"]) == "the network interface of mlx5_0 is in another network namespace"
+    write(ports, link_layer="InfiniBand")
+    without = "mlx5_0 has no IPoIB interface in this network namespace"
+    assert sysfs.why_unusable(["mlx5_0"]) == without
     write(device / "class/net/ib0", type="32")
     write(device / "class/net/eth0", type="1")
     for name in ("ib0", "eth0"):
         (device / "class/net" / name / "device").symlink_to(device / "class/infiniband/mlx5_0/device")
-    assert sysfs.has_active_port()
+    assert sysfs.why_unusable(["mlx5_0"]) is None
     write(device / "class/net/ib0", type="1")
-    assert not sysfs.has_active_port()
+    assert sysfs.why_unusable(["mlx5_0"]) == without
 
 
 def test_type_of_gids_is_that_of_configfs(device: Path) -> None:
