@@ -172,8 +172,8 @@ class _Sender:
     def __init__(self, message: bytes) -> None:
         self._message = message
 
-    def recv(self, size: int) -> bytes:
-        return self._message[:size]
+    def recvmsg(self, size: int, space: int, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
+        return self._message[:size], [], 0, None
 
     def fileno(self) -> int:
         return 1 << 20

@@ -122,6 +122,8 @@ class ForwardReceiver:
                 else:
                     found.append(_unpack(message))
         else:
+            for right in fds:
+                os.close(right)
             self._drop(fd)
 
     def _drop(self, fd: int) -> None:
