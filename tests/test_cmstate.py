@@ -105,7 +105,7 @@ class World:
         self.channel.close()
 
 
-PATH = PathData(PathRecord(dgid=b"\x01" * 16, sgid=b"\x02" * 16)).pack()  # type: ignore[arg-type]
+PATH = PathData(PathRecord(dgid=b"\x01" * 16, sgid=b"\x02" * 16, mtu=5)).pack()  # type: ignore[arg-type]
 CALLS = {
     T.BIND_ADDR: lambda w: w.id.bind_addr(("", 0)),
     T.RESOLVE_ADDR: lambda w: w.id.resolve_addr(("10.0.0.2", 1)),
