@@ -44,7 +44,8 @@ class Inheritance:
     """The slots that this process answers for.
 
     ``watch(fd, reader)`` and ``unwatch(fd)`` are called with descriptors to poll, and the function that reads one.
-    ``counters`` counts the packets that are dropped as ``stray``.
+    ``counters`` counts the packets that are dropped as ``stray``. ``read_reports`` reads a socket's reports of
+    undelivered packets: the kernel gives any socket of the group those of each member.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Inheritance:
         watch: Callable[[int, Callable[[list[Received]], None]], None],
         unwatch: Callable[[int], None],
         counters: Counter[str],
+        read_reports: Callable[[socket.socket], None],
     ) -> None:
         self._watch = watch
         self._unwatch = unwatch
         self._counters = counters
+        self._read_reports = read_reports
         self._slots: deque[_Inherited] = deque()
 
     def add(self, fds: list[int]) -> None:
@@ -69,6 +72,7 @@ class Inheritance:
         self._slots.append(_Inherited(time.monotonic() + _SECONDS, opened, watched))
 
     def _read(self, sock: socket.socket, found: list[Received]) -> None:
+        self._read_reports(sock)
         source = Source(sock, True)
         for _ in range(_BATCH):
             try:

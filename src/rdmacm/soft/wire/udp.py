@@ -139,7 +139,7 @@ class UdpWire(Pollers):
         self._receivers: list[ForwardReceiver] = []
         self._sender = ForwardSender()
         #: The slots of processes that have ended, for which this one answers.
-        self._inheritance = Inheritance(self._watch, self._unwatch, self.counters)
+        self._inheritance = Inheritance(self._watch, self._unwatch, self.counters, self._read_reports)
         #: The service ids that this process listens on.
         self._listeners = Listeners()
         #: The multicast groups of this process.
