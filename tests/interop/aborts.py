@@ -104,7 +104,7 @@ class Campaign:
 
     def check(self) -> None:
         """Nothing is left of the clients, but of those whose death nobody has reported."""
-        # siw may not report that a client has closed its socket; the server then ends the connection for its silence.
+        # On siw, some connections of the server end by its own limits alone.
         until = time.monotonic() + IDLE + PATIENCE
         while (found := self.excess()) and any(n > 2 * self.vanished for n in found.values()):
             assert time.monotonic() < until, f"left behind: {found}, before: {self.before}; {dict(self.counts)}"
