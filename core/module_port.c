@@ -262,14 +262,6 @@ void acknowledge(Port *self) {
     end_core(state);
 }
 
-/* Whether ACKs wait. */
-static bool has_acks(const struct rdmacm_port *port) {
-    enter_core();
-    bool has = port->acks;
-    rdmacm_leave();
-    return has;
-}
-
 /* -- ports ----------------------------------------------------------------------------------------------------------- */
 
 static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
@@ -423,37 +415,59 @@ static PyObject *port_receive(Port *self, PyObject *argument) {
 static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
     if (self->port && !self->is_background)
         atomic_fetch_add_explicit(&self->port->calls, 1, memory_order_relaxed);
-    if (self->port && has_acks(self->port))
-        acknowledge(self);
-    Py_RETURN_NONE;
-}
-
-static PyObject *port_end_turn(Port *self, PyObject *has_result) {
-    struct rdmacm_port *port = self->port;
-    if (port && has_acks(port)) {
-        bool result = PyObject_IsTrue(has_result) > 0;
-        PyThreadState *state = begin_core();
-        rdmacm_port_end_turn(port, result, rdmacm_now());
-        end_core(state);
+    if (self->port) {
+        enter_core();
+        bool has_acks = self->port->acks;
+        rdmacm_leave();
+        if (has_acks)
+            acknowledge(self);
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *port_take_turns(Port *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *port_begin_turn(Port *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_port *port = self->port;
-    bool has_more = false;
+    uint64_t taken = 0;
+    if (port) {
+        if (!self->is_background)
+            atomic_fetch_add_explicit(&port->calls, 1, memory_order_relaxed);
+        enter_core();
+        rdmacm_port_end_arrivals(port);
+        bool has_acks = port->acks;
+        taken = port->taken;
+        rdmacm_leave();
+        if (has_acks)
+            acknowledge(self);
+    }
+    return PyLong_FromUnsignedLongLong(taken);
+}
+
+static PyObject *port_end_turn(Port *self, PyObject *const *args, Py_ssize_t count) {
+    struct rdmacm_port *port = self->port;
+    uint64_t taken = count == 2 ? PyLong_AsUnsignedLongLong(args[1]) : 0;
+    if (count != 2 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "a queue and a number are wanted");
+    if (PyErr_Occurred())
+        return NULL;
+    bool is_busy = false;
     if (port) {
         enter_core();
-        has_more = port->ready;
+        bool has_work = port->ready || port->acks;
+        is_busy = port->taken != taken;
         rdmacm_leave();
+        if (has_work) {
+            bool result = PyObject_IsTrue(args[0]) > 0;
+            PyThreadState *state = begin_core();
+            double now = rdmacm_now();
+            if (port->ready)
+                rdmacm_port_take_turns(port, now);
+            is_busy |= port->ready != NULL;
+            if (port->acks)
+                rdmacm_port_end_turn(port, result, now);
+            end_core(state);
+        }
     }
-    if (has_more) {
-        PyThreadState *state = begin_core();
-        rdmacm_port_take_turns(port, rdmacm_now());
-        has_more = port->ready;
-        end_core(state);
-    }
-    return PyBool_FromLong(has_more);
+    return PyBool_FromLong(is_busy);
 }
 
 static PyObject *address_of(const struct sockaddr_storage *source) {
@@ -626,9 +640,7 @@ static PyObject *port_take_strays(Port *self, PyObject *Py_UNUSED(ignored)) {
     if (!port)
         Py_RETURN_NONE;
     enter_core();
-    bool has_any = port->refusing;
-    for (size_t i = 0; i < RDMACM_STRAYS; i++)
-        has_any |= port->strays[i] > 0;
+    bool has_any = rdmacm_port_has_strays(port);
     if (has_any) {
         memcpy(counts, port->strays, sizeof counts);
         memset(port->strays, 0, sizeof port->strays);
@@ -767,8 +779,11 @@ GETTER(get_may_defer_acks, bool, self->port->may_defer_acks, PyBool_FromLong)
 /* Whether it reads the sockets for Python. */
 GETTER(get_is_active, bool, self->port->is_enabled && self->port->conns_count, PyBool_FromLong)
 GETTER(get_has_arrivals, bool, self->port->arrivals, PyBool_FromLong)
-GETTER(get_has_acks, bool, self->port->acks, PyBool_FromLong)
-GETTER(get_has_ready, bool, self->port->ready, PyBool_FromLong)
+/* Whether see_port() of the owner has something to take. */
+GETTER(get_has_work, bool, rdmacm_port_has_strays(self->port) || self->port->has_counts || self->port->events ||
+                               self->port->added, PyBool_FromLong)
+/* Whether the owner has to come back soon: more has to be sent, or packets wait for it. */
+GETTER(get_has_more, bool, self->port->ready || self->port->arrivals, PyBool_FromLong)
 GETTER(get_is_served, bool, self->port->service, PyBool_FromLong)
 GETTER(get_taken, uint64_t, self->port->taken, PyLong_FromUnsignedLongLong)
 GETTER(get_deferrals, uint64_t, self->port->deferrals, PyLong_FromUnsignedLongLong)
@@ -809,8 +824,8 @@ static PyGetSetDef port_getset[] = {
     {"may_defer_acks", (getter)get_may_defer_acks, (setter)set_may_defer_acks, NULL, NULL},
     {"is_active", (getter)get_is_active, NULL, NULL, NULL},
     {"has_arrivals", (getter)get_has_arrivals, NULL, NULL, NULL},
-    {"has_acks", (getter)get_has_acks, NULL, NULL, NULL},
-    {"has_ready", (getter)get_has_ready, NULL, NULL, NULL},
+    {"has_work", (getter)get_has_work, NULL, NULL, NULL},
+    {"has_more", (getter)get_has_more, NULL, NULL, NULL},
     {"calls", (getter)get_calls, NULL, NULL, NULL},
     {"is_served", (getter)get_is_served, NULL, NULL, NULL},
     {"taken", (getter)get_taken, NULL, NULL, NULL},
@@ -834,8 +849,11 @@ static PyMethodDef port_methods[] = {
     {"add_source", (PyCFunction)port_add_source, METH_O, "add_source(fd): read a UDP socket."},
     {"receive", (PyCFunction)port_receive, METH_O, "receive(fd): read a socket; the number of datagrams."},
     {"acknowledge", (PyCFunction)port_acknowledge, METH_NOARGS, "Send the ACKs that wait."},
-    {"end_turn", (PyCFunction)port_end_turn, METH_O, "end_turn(has_result): send them, unless they may be deferred."},
-    {"take_turns", (PyCFunction)port_take_turns, METH_NOARGS, "Send more; whether there is still more."},
+    {"begin_turn", (PyCFunction)port_begin_turn, METH_NOARGS,
+     "Before the sockets are read: end_arrivals() and acknowledge(); returns `taken`."},
+    {"end_turn", (PyCFunction)(void (*)(void))port_end_turn, METH_FASTCALL,
+     "end_turn(has_result, taken): after that, send more, and the ACKs, unless they may be deferred. Whether the core\n"
+     "has taken packets since begin_turn() returned `taken`, or has still more to send."},
     {"take_arrivals", (PyCFunction)port_take_arrivals, METH_NOARGS,
      "What was not processed: (data, segment, (address, port, flow, scope), local, traffic class, hop limit)."},
     {"end_arrivals", (PyCFunction)port_end_arrivals, METH_NOARGS, "Those that were taken have been processed."},

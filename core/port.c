@@ -589,6 +589,13 @@ static int receive_one(struct rdmacm_port *port, int fd, struct rdmacm_received 
     return 1;
 }
 
+bool rdmacm_port_has_strays(const struct rdmacm_port *port) {
+    bool has_any = port->refusing;
+    for (size_t i = 0; i < RDMACM_STRAYS; i++)
+        has_any |= port->strays[i] > 0;
+    return has_any;
+}
+
 bool rdmacm_port_needs_owner(const struct rdmacm_port *port) {
     return port->has_added || port->events || port->added || port->arrivals || port->ready;
 }

@@ -310,6 +310,8 @@ struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port);
 void rdmacm_port_end_arrivals(struct rdmacm_port *port);
 /* Drop all. */
 void rdmacm_port_clear_arrivals(struct rdmacm_port *port);
+/* Whether packets were dropped that the owner has not counted. */
+bool rdmacm_port_has_strays(const struct rdmacm_port *port);
 /* Whether the owner has something to do. */
 bool rdmacm_port_needs_owner(const struct rdmacm_port *port);
 

@@ -143,7 +143,7 @@ static void *run(void *argument) {
         service->until = 0;
         is_idle = atomic_load(&port->calls) == seen;
         if (is_idle) {
-            serve(port, sources, count);
+            serve(port, sources, port->is_enabled ? count : 0); /* else a tap has been set meanwhile */
             if (rdmacm_port_needs_owner(port))
                 signal_owner(service);
         }

@@ -346,9 +346,7 @@ class QPMultiplexer:
             self.acknowledge()
         taken = 0
         if port is not None:
-            port.end_arrivals()  # those that were not for a queue pair
-            port.acknowledge()
-            taken = port.taken
+            taken = port.begin_turn()
         try:
             found = self.wire.receive(skip_poll)
         except Exception as error:
@@ -356,8 +354,7 @@ class QPMultiplexer:
             found = ()
         is_busy = False
         if port is not None:
-            is_busy = port.take_turns() or port.taken != taken
-            port.end_turn(result_queue)
+            is_busy = port.end_turn(result_queue, taken)
             self.see_port()
         timers, send_queue = self._timers, self._send_queue
         if not found and not timers and not send_queue:
@@ -426,6 +423,18 @@ class QPMultiplexer:
             return
         if self.runtime.waiters.polling:
             self.runtime.waiters.wake()
+        if port.has_work:
+            self._take_work(port)
+        if not self._is_processing:
+            if not self._is_receiving and port.has_arrivals:
+                self.progress()
+            if self._send_queue:
+                self._take_turns(self.runtime.clock())
+            if self._send_queue or port.has_more:
+                self._request_call()
+
+    def _take_work(self, port: Port) -> None:
+        """Take what the compiled core has counted, and the events of its queue pairs and completion queues."""
         self.count_strays()
         for reason, count in port.take_counts():
             if reason == _DROPPED:
@@ -441,13 +450,6 @@ class QPMultiplexer:
                 self.ready(qp)
         for cq, solicited, overrun in port.take_added():
             cq.added(solicited, overrun)
-        if not self._is_processing:
-            if not self._is_receiving and port.has_arrivals:
-                self.progress()
-            if self._send_queue:
-                self._take_turns(self.runtime.clock())
-            if self._send_queue or port.has_ready or port.has_arrivals:
-                self._request_call()
 
     def count_strays(self) -> None:
         """Count what the compiled core has dropped: no thread looks at once because of that."""
@@ -562,7 +564,7 @@ class QPMultiplexer:
 
     def _request_call(self) -> None:
         """Request a call in time for the next turn or timer."""
-        if self._send_queue or (self.port is not None and (self.port.has_ready or self.port.has_arrivals)):
+        if self._send_queue or (self.port is not None and self.port.has_more):
             when = self.runtime.clock()
         elif self._timers:
             when = self._timers.earliest
