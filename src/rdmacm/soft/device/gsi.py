@@ -41,7 +41,9 @@ _COMM_ID = struct.Struct(f"!{_HEADERS_LENGTH + 24}xI")
 _COMM_ID_BYTES = slice(_HEADERS_LENGTH + 24, _HEADERS_LENGTH + 28)
 #: The lower byte of its attribute id, and the service id.
 _ATTRIBUTE_BYTE = _HEADERS_LENGTH + 17
-_REQ, _REJ, _DREP = (int(each) & 0xFF for each in (AttributeId.REQ, AttributeId.REJ, AttributeId.DREP))
+_REQ, _REJ = int(AttributeId.REQ) & 0xFF, int(AttributeId.REJ) & 0xFF
+#: What ends a connection.
+_ENDS = (int(AttributeId.DREQ) & 0xFF, int(AttributeId.DREP) & 0xFF)
 _SERVICE_ID = struct.Struct(f"!{SERVICE_ID}xQ")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: Peers whose addresses are kept for sending, and as many for receiving.
@@ -153,7 +155,7 @@ class RoceGsi:
             mux.open()
         mux.acknowledge()  # a peer gets its ACKs before it is told that the connection ends
         route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
-        if mad[_ATTRIBUTE_BYTE - _HEADERS_LENGTH] == _DREP:
+        if mad[_ATTRIBUTE_BYTE - _HEADERS_LENGTH] in _ENDS:
             mux.wire.leaves_peers = True
         self._psn = (self._psn + 1) & PSN_MASK
         headers = BTH_DETH_STRUCT.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)

@@ -126,7 +126,7 @@ class Wire(Protocol):
     counters: Counter[str]
     #: If set, is called with every packet and train that passes (:data:`rdmacm.provider.Tap`).
     tap: Tap | None
-    #: Set once a DREP was sent: it may be lost, and then the peer repeats its DREQ after :meth:`close`.
+    #: Set once a DREQ or DREP was sent: it may be lost, and then the peer sends a DREQ after :meth:`close`.
     leaves_peers: bool
     #: If set, is called with each connection request of this process that the network reports as undelivered, during
     #: :meth:`receive`, :meth:`resume_requests` or :meth:`send`. A wire that gets no such reports never calls it.
