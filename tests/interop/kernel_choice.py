@@ -167,6 +167,24 @@ def a_loopback_listener_of_the_kernel_warns() -> None:
     assert not said
 
 
+def a_host_without_sysfs() -> None:
+    """The device is listed, predicted and connected all the same."""
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/sys"], check=True)
+    try:
+        listed = tool("devices").stdout
+        found = explain(HERE, 7471)
+        with rdmacm.listen((HERE, 0)) as listener:
+            accepted = threading.Thread(target=lambda: listener.accept().close())
+            accepted.start()
+            rdmacm.connect((HERE, listener.port)).close()
+            accepted.join()
+    finally:
+        subprocess.run(["umount", "/sys"], check=True)
+    assert "rxe0/1" in listed, listed
+    assert found.provider == "kernel", found
+    assert "no device was expected" not in str(found), found
+
+
 def the_port_of_a_deleted_device_stays_taken() -> None:
     subprocess.run(["rdma", "link", "delete", "rxe0"], check=True)
     error = refused(errno.EADDRINUSE, partial(rdmacm.listen, (HERE, 0)))
@@ -205,6 +223,7 @@ RULES = (
     a_loopback_address_is_not_the_kernels,
     a_loopback_listener_of_the_kernel_warns,
     a_port_that_is_down,
+    a_host_without_sysfs,
     the_port_of_a_deleted_device_stays_taken,
     a_loopback_address_is_the_software_devices,
 )

@@ -18,6 +18,7 @@ BESIDE_RXE = (
     "a_library_that_is_missing",
     "a_loopback_address_is_not_the_kernels",
     "a_loopback_listener_of_the_kernel_warns",
+    "a_host_without_sysfs",
 )
 #: After these the network is made again.
 CHANGING = ("a_port_that_is_down", "the_port_of_a_deleted_device_stays_taken")

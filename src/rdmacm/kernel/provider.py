@@ -107,8 +107,10 @@ class KernelProvider:
             self.runtime.check_fork("create_event_channel")
             host = self.host
             queue = KernelQueue(self.runtime, host.descriptors, partial(translate, host), host.own_addresses)
+            was_in_use = self.runtime.in_use
             self.runtime.use(queue)
-            signals.refresh()  # a handler of this call's deadline is new
+            if was_in_use:  # the first user has looked at the handlers
+                signals.refresh()  # a handler of this call's deadline is new
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> KernelId:

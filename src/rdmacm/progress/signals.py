@@ -53,6 +53,8 @@ _SIGNALS = tuple(
 _simulate: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 #: The runtimes in use.
 _users: set[object] = set()
+#: The signals whose handlers have been wrapped.
+_wrapped: set[int] = set()
 
 
 @interruptible
@@ -70,7 +72,8 @@ def unguard(user: object) -> None:
     """Undo :func:`guard`. After the last user, the handlers are as they were."""
     _users.discard(user)
     if not _users and _is_main_thread():
-        for number in _SIGNALS:
+        for number in tuple(_wrapped):  # a handler that is restored may run at once
+            _wrapped.discard(number)
             handler = _signal.getsignal(number)
             if type(handler) is _Deferring:
                 with contextlib.suppress(ValueError, OSError):
@@ -87,6 +90,7 @@ def refresh() -> bool:
         kind = type(handler)  # int: SIG_DFL or SIG_IGN
         if kind is not int and kind is not _Deferring and callable(handler) and not _is_asyncio(handler):
             with contextlib.suppress(ValueError, OSError):  # a sub-interpreter handles no signals
+                _wrapped.add(number)
                 _signal.signal(number, _Deferring(handler))
     return True
 

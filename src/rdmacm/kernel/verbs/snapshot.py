@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from ctypes import addressof, byref, c_uint16, sizeof, string_at
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid
+from rdmacm.errors import cm_error
 from rdmacm.kernel.verbs.attributes import known
-from rdmacm.kernel.verbs.layouts import ibv_gid_entry
+from rdmacm.kernel.verbs.layouts import ibv_gid_entry, ibv_port_attr
+from rdmacm.kernel.verbs.library import code_of
 from rdmacm.kernel.verbs.refusals import check
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import (
@@ -30,6 +33,8 @@ __all__ = ["PROVIDER", "snapshot"]
 #: The name of the provider.
 PROVIDER = "kernel"
 _SYSFS = Path("/sys/class/infiniband")
+#: The P_Key of the default partition, with full membership.
+_DEFAULT_PKEY = 0xFFFF
 _GID_TYPES = {"IB/RoCE v1": GidType.ROCE_V1, "RoCE v2": GidType.ROCE_V2}
 
 
@@ -49,7 +54,7 @@ def snapshot(device: KernelDevice) -> Device:
                 known(Mtu, found.max_mtu, Mtu.MTU_4096),
                 Mtu(active) if Mtu.MTU_256 <= active <= Mtu.MTU_4096 else None,
                 tuple(row for row in rows if row.port_num == number),
-                _pkeys(device, number, found.pkey_tbl_len),
+                _pkeys(device, number, found),
                 gid_tbl_len=found.gid_tbl_len,
                 pkey_tbl_len=found.pkey_tbl_len,
                 port_cap_flags=PortCapFlag(found.port_cap_flags),
@@ -76,19 +81,32 @@ _SAME = (
 )
 
 
-def _pkeys(device: KernelDevice, port_num: int, length: int) -> tuple[int, ...]:
+def _pkeys(device: KernelDevice, port_num: int, port: ibv_port_attr) -> tuple[int, ...]:
     """The P_Key table of a port. Each row takes a system call, and a change is an event (PKEY_CHANGE)."""
     known_tables = device.opened.pkeys
-    found = known_tables.get(port_num)
+    found, length = known_tables.get(port_num), port.pkey_tbl_len
     if found is None or len(found) != length:
-        found = known_tables[port_num] = tuple(_pkey(device, port_num, index) for index in range(length))
+        has_default = port.link_layer == LinkLayer.ETHERNET
+        rows = (_pkey(device, port_num, index, has_default) for index in range(length))
+        found = known_tables[port_num] = tuple(rows)
     return found
 
 
-def _pkey(device: KernelDevice, port_num: int, index: int) -> int:
+def _pkey(device: KernelDevice, port_num: int, index: int, has_default: bool) -> int:
+    """A row of the table, which libibverbs reads from sysfs.
+
+    ``has_default``: where sysfs is not mounted, the table is that of RoCE, with the default P_Key in row 0. ENOENT:
+    sysfs is not mounted, and the port is InfiniBand.
+    """
     opened, found = device.opened, c_uint16()
     with opened.call("query_pkey"):
-        check(opened.library.ibv_query_pkey(opened.context, port_num, index, byref(found)), "query_pkey", device.name)
+        code = code_of(opened.library.ibv_query_pkey(opened.context, port_num, index, byref(found)))
+        if code == errno.ENOENT and not _SYSFS.is_dir():
+            if has_default:
+                return _DEFAULT_PKEY if index == 0 else 0
+            text = f"the P_Keys of the port cannot be read, as {_SYSFS} is not there"
+            raise cm_error(code, text, "query_pkey", device.name, "'mount -t sysfs sysfs /sys'")
+        check(code, "query_pkey", device.name)
     return socket.ntohs(found.value)
 
 
