@@ -1,6 +1,8 @@
 """Failures of draws that are the peer's; docs/interop.md describes each, under the name given here.
 
-Each is told by what the peer itself prints or by its state, never by the draw alone.
+Those of librdmacm are told by what its program prints. Those of rdma_rxe are told by the draw (its kind, and a link
+that is impaired) and by how a client failed; they can hide a fault of ours, so the recording of the block has to be
+read before the cause is sure.
 """
 
 from __future__ import annotations
