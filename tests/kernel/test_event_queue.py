@@ -1,4 +1,4 @@
-"""A queue of the kernel's provider tells its reader of each event, whoever has fetched it from the kernel.
+"""A queue of the kernel's provider tells its reader of each event, also of one that another call has fetched.
 
 The kernel's file is replaced by a list of its events.
 """
