@@ -133,7 +133,12 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const 
     conn->send_cq = &((CompletionQueue *)parts->send_queue)->cq;
     conn->recv_cq = &((CompletionQueue *)parts->recv_queue)->cq;
     enter_core();
-    bool done = rdmacm_port_attach(((Port *)parts->port)->port, conn);
+    const Port *port = (Port *)parts->port;
+    bool done = rdmacm_port_attach(port->port, conn);
+    if (done && port->is_processing && !rdmacm_port_claim(conn)) { /* it may have read more packets of this one */
+        rdmacm_port_detach(conn);
+        done = false;
+    }
     *self->is_shared |= done;
     rdmacm_leave();
     if (!done) {

@@ -91,6 +91,18 @@ bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn) {
     return true;
 }
 
+bool rdmacm_port_claim(struct rdmacm_conn *conn) {
+    struct rdmacm_arrival *claim = calloc(1, sizeof *claim), **end = &conn->port->processing;
+    if (!claim)
+        return false;
+    claim->qp_num = conn->qp_num;
+    conn->known->queued++;
+    while (*end)
+        end = &(*end)->next;
+    *end = claim;
+    return true;
+}
+
 #define UNLIST(head, conn, member, flag)                                                                               \
     do {                                                                                                               \
         if ((conn)->flag) {                                                                                            \

@@ -308,6 +308,9 @@ void rdmacm_port_posted(struct rdmacm_conn *conn, double now);
 struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port);
 /* Those that were taken are processed. */
 void rdmacm_port_end_arrivals(struct rdmacm_port *port);
+/* The owner has read packets of a connection itself: until rdmacm_port_end_arrivals() later ones wait. False without
+ * memory. */
+bool rdmacm_port_claim(struct rdmacm_conn *conn);
 /* Drop all. */
 void rdmacm_port_clear_arrivals(struct rdmacm_port *port);
 /* Whether packets were dropped that the owner has not counted. */
