@@ -91,15 +91,21 @@ bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn) {
     return true;
 }
 
+/* The owner processes these now. */
+static void append_processing(struct rdmacm_port *port, struct rdmacm_arrival *first) {
+    struct rdmacm_arrival **end = &port->processing;
+    while (*end)
+        end = &(*end)->next;
+    *end = first;
+}
+
 bool rdmacm_port_claim(struct rdmacm_conn *conn) {
-    struct rdmacm_arrival *claim = calloc(1, sizeof *claim), **end = &conn->port->processing;
+    struct rdmacm_arrival *claim = calloc(1, sizeof *claim);
     if (!claim)
         return false;
     claim->qp_num = conn->qp_num;
     conn->known->queued++;
-    while (*end)
-        end = &(*end)->next;
-    *end = claim;
+    append_processing(conn->port, claim);
     return true;
 }
 
@@ -358,7 +364,7 @@ void rdmacm_port_posted(struct rdmacm_conn *conn, double now) {
 /* -- receiving ------------------------------------------------------------------------------------------------------- */
 
 struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port) {
-    struct rdmacm_arrival *taken = port->arrivals, **rest = &port->arrivals, **end = &port->processing;
+    struct rdmacm_arrival *taken = port->arrivals, **rest = &port->arrivals;
     for (size_t count = 0; *rest && count < RDMACM_MOST_ARRIVALS; count++) {
         port->arrivals_count--;
         port->arrivals_bytes -= (*rest)->size;
@@ -366,9 +372,7 @@ struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port) {
     }
     if (rest == &port->arrivals)
         return NULL;
-    while (*end)
-        end = &(*end)->next;
-    *end = taken;
+    append_processing(port, taken);
     port->arrivals = *rest;
     *rest = NULL;
     if (!port->arrivals)

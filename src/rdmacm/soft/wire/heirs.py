@@ -1,9 +1,10 @@
 """Slots of processes that have ended: one more process of the port group answers for each.
 
 A peer repeats its DREQ until it gets a DREP, which may be lost when the process that sent it has ended. So a process
-that ends in order gives its slots, sockets and name, to another one, the *heir*. There a DREQ names no connection, and
-the connection manager answers it, as Linux does. Anything else that arrives is dropped. As long as the heir has the
-name, no new process claims the slot.
+that has sent a DREQ or DREP and ends in order gives its slots, sockets and name, to another one, the *heir*. There a
+DREQ names no connection, and the connection manager answers it, as Linux does. Reports of undelivered packets are read
+for the whole group, and anything else that arrives is dropped. As long as the heir has the name, no new process claims
+the slot.
 """
 
 from __future__ import annotations
