@@ -25,6 +25,7 @@ from rdmacm.soft import open_provider
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.testing import Fabric, MemoryNetwork, VirtualClock, memory_provider
 from rdmacm.testing.host import Host
+from support.descriptors import held_for_others
 from support.endpoints import in_thread
 
 SIGNAL = signal.SIGUSR1
@@ -345,13 +346,12 @@ def take_turns(client: Client, interrupts: Interrupts) -> None:
 
 
 def used_by() -> tuple[int, int, int]:
-    """Queue pairs, ids and descriptors in use, without connections to other processes that share the UDP port."""
+    """Queue pairs, ids and descriptors in use, without those for other processes that share the UDP port."""
     host = open_provider().host
     with host.runtime.lock:
         wire = host.mux.wire
         assert isinstance(wire, UdpWire)
-        shared = len(wire._sender._connections) + sum(len(receiver._senders) for receiver in wire._receivers)
-        return len(host.mux), host.bound_ids, len(os.listdir("/proc/self/fd")) - shared
+        return len(host.mux), host.bound_ids, len(os.listdir("/proc/self/fd")) - held_for_others(wire)
 
 
 def await_release(used: tuple[int, int, int]) -> None:

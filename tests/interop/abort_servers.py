@@ -21,7 +21,9 @@ from collections.abc import Callable
 import rdmacm
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RdmaError, aio
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.verbs import CQ, MR, PD, QP, WC, WCStatus
+from support.descriptors import held_for_others
 
 __all__ = ["COUNT", "IDLE", "SERVERS"]
 
@@ -54,12 +56,16 @@ def answer(message: bytes) -> bytes:
 
 
 def descriptors() -> Counter[str]:
-    """The descriptors of this process; without eventfd(2), of which threads that wait keep a few for the next wait."""
+    """The descriptors of this process, without those for other processes that share the UDP port.
+
+    And without eventfd(2), of which threads that wait keep a few for the next wait.
+    """
     found: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that reads the folder
             found[re.sub(r"\[?\d+\]?", "", os.readlink(f"/proc/self/fd/{fd}"))] += 1
     del found["anon_inode:[eventfd]"]
+    found["socket:"] -= sum(held_for_others(each) for each in gc.get_objects() if isinstance(each, UdpWire))
     return found
 
 

@@ -35,7 +35,7 @@ network() {
 
 _rxe_network() {
     local mtu=${1:-1500}
-    [[ -e /sys/class/net/va && $(</sys/class/net/va/mtu) = "$mtu" ]] && return
+    [[ -e /sys/class/infiniband/rxe0 && -e /sys/class/net/va && $(</sys/class/net/va/mtu) = "$mtu" ]] && return
     local i
     for i in 1 2 3; do
         no_network

@@ -73,4 +73,5 @@ def test_the_port_that_rdma_rxe_has(guest: Guest) -> None:
     done = guest.run("rxe env RDMACM_PROVIDER=soft python3 -m rdmacm rping -s -a $RXE4", record=False)
     assert done.status == 1, done.output
     assert "by the kernel itself (rdma_rxe)" in done.output
-    assert "'rdma link' shows them" in done.output
+    assert "'modprobe -r rdma_rxe'" in done.output
+    assert "with an address that 'rdmacm devices' shows" in done.output

@@ -63,6 +63,14 @@ VIRTUAL_MACHINE = NotRun("starts a virtual machine, which takes minutes to make"
 COMMANDS: dict[str, NotRun | OwnTerminal | EachTerminal] = {
     "python3 dev.py interop": VIRTUAL_MACHINE,
     "python3 dev.py interop -k rping": VIRTUAL_MACHINE,
+    "python3 dev.py interop -k campaign": VIRTUAL_MACHINE,
+    "RDMACM_CAMPAIGN=100 RDMACM_CAMPAIGN_SEED=7 python3 dev.py interop -k campaign": VIRTUAL_MACHINE,
+    "RDMACM_GUEST_TIMEOUT=9000 tests/interop/guest 'rxe python3 -m interop.campaign.run rxe 23 0 1000'": (
+        VIRTUAL_MACHINE
+    ),
+    "RDMACM_GUEST_TIMEOUT=9000 tests/interop/guest 'iwarp_network; rxe python3 -m interop.campaign.run siw 23 0 400'": (
+        VIRTUAL_MACHINE
+    ),
     "python3 dev.py interop --machine qemu": VIRTUAL_MACHINE,
     "python3 dev.py interop --machine both": VIRTUAL_MACHINE,
     "python3 dev.py interop --readme": VIRTUAL_MACHINE,

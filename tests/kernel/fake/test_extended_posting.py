@@ -79,7 +79,7 @@ class Site:
 
 @pytest.fixture
 def site(fake: FakeLibrary) -> Iterator[Site]:
-    context = fake.add_device()
+    context = fake.add_device(cap_flags_ex=int(DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE))
     fake.controls.send_ops = int(EVERY)
     fake.set_gids([(0, Gid("fe80::1"), GidType.ROCE_V2, 1)])
     memory = bytearray(4096)
@@ -114,7 +114,7 @@ def test_every_other_operation(site: Site) -> None:
     qp.wr_start()
     qp.wr_flags = SIGNALED
     qp.wr_send()
-    qp.wr_set_sge_list(2, [mr.sge(0, 8), mr.sge(16, 4)])
+    qp.wr_set_sge_list(2, [mr.sge(0, 8), mr.sge(16, 8)])
     qp.wr_send_imm(0x01020304)
     qp.wr_set_inline_data(b"inline")
     qp.wr_send_inv(0x77)
@@ -131,7 +131,7 @@ def test_every_other_operation(site: Site) -> None:
     qp.wr_set_sge(mr.sge(0, 8))
     qp.wr_complete()
     assert [line.split(" ", 3)[3] for line in site.fake.log()] == [
-        f"send 2 elements {at:x}+8 {at + 16:x}+4",
+        f"send 2 elements {at:x}+8 {at + 16:x}+8",
         "send_imm 1020304 inline inline",
         f"send_inv 77 1 elements {at:x}+1",
         f"rdma_write {key:x} {at:x} 1 elements {at:x}+2",
@@ -201,6 +201,36 @@ def test_operations_that_the_device_lacks(site: Site) -> None:
     with pytest.raises(RdmaError) as caught:
         qp.wr_complete()
     assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_elements_of_different_lengths(site: Site) -> None:
+    """By ibv_post_send(3), in order: rdma_rxe's wr_set_sge_list of rdma-core 44 sends the length of the first twice."""
+    qp, mr = site.pair(EVERY), site.mr
+    qp.wr_start()
+    qp.wr_id = 1
+    qp.wr_send()
+    qp.wr_set_sge_list(2, [mr.sge(0, 8), mr.sge(16, 8)])
+    qp.wr_id = 2
+    qp.wr_send()
+    qp.wr_set_sge_list(2, [mr.sge(0, 8), mr.sge(16, 4)])
+    qp.wr_id = 3
+    qp.wr_flush(mr.rkey, mr.addr, 8, PlacementType.GLOBAL, SelectivityLevel.RANGE)
+    qp.wr_complete()
+    log = site.fake.log()
+    assert [line.split(" ")[:2] for line in log] == [["1", "flags"], ["post_send", "2"], ["3", "flags"]]
+
+
+def test_operations_that_only_the_library_knows(fake: FakeLibrary) -> None:
+    """A driver's library may make queue pairs for operations that the device of an older kernel fails."""
+    context = fake.add_device()
+    fake.controls.send_ops = int(EVERY)
+    with PD(context) as pd, CQ(context, 4) as cq:
+        attr = QPInitAttrEx(QPType.RC, scq=cq, rcq=cq, pd=pd, send_ops_flags=SendOpsFlag.ATOMIC_WRITE)
+        with pytest.raises(RdmaError) as caught:
+            QPEx(context, attr)
+        assert caught.value.errno == errno.EOPNOTSUPP
+        assert "the device has no ATOMIC_WRITE" in str(caught.value)
+    context.close()
 
 
 def test_device_without_extended_queue_pairs(site: Site) -> None:

@@ -340,6 +340,10 @@ def check_atomic_write(name: str) -> None:
 
 def check_flush(name: str) -> None:
     """Where the device has FLUSH and the library knows it, which is since rdma-core 45."""
+    with Pair(name) as pair:
+        if DeviceCapFlag.FLUSH_GLOBAL not in pair.context.query_device().device_cap_flags_ex:
+            assert refused(lambda: extended_pair(pair, SendOpsFlag.FLUSH)).errno == errno.EOPNOTSUPP
+            return
     with Pair(name, access=FULL | AccessFlag.FLUSH_GLOBAL, qp_access=FULL | AccessFlag.FLUSH_GLOBAL) as pair:
         made = outcome(lambda: extended_pair(pair, SendOpsFlag.FLUSH | SendOpsFlag.RDMA_WRITE))
         if made == errno.EOPNOTSUPP:

@@ -273,7 +273,7 @@ class KernelDevice:
         create, convert = opened.operations.create_qp_ex, opened.library.ibv_qp_to_qp_ex
         if create is not None and convert is not None:
             init.comp_mask, init.pd = int(_EXTENDED), domain.address
-            for operations in operations_to_try(qp_type, asked):
+            for operations in operations_to_try(qp_type, asked, self._found.device_cap_flags_ex):
                 init.send_ops_flags = int(operations)
                 for size in sizes_to_try(ibv_qp_cap.from_buffer_copy(sizes).max_inline_data):
                     init.cap = ibv_qp_cap.from_buffer_copy(sizes)

@@ -22,7 +22,7 @@ from rdmacm.kernel.verbs.layouts import ibv_mw_bind_info, ibv_qp_ex, ibv_sge
 from rdmacm.kernel.verbs.memory import KernelMR, KernelMW
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.buffers import byte_view
-from rdmacm.verbs.enums import MWType, QPType, SendOpsFlag, WROpcode
+from rdmacm.verbs.enums import DeviceCapFlag, MWType, QPType, SendOpsFlag, WROpcode
 from rdmacm.verbs.posting import REQUIRED_OPERANDS
 from rdmacm.verbs.wr import SGE, SendWR
 
@@ -33,6 +33,13 @@ EXTENDED_ONLY = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 _64_BITS = (1 << 64) - 1
 #: The operations of a device whose library or driver knows fewer: each is left out with those before it.
 _NEWEST = (SendOpsFlag.FLUSH, SendOpsFlag.ATOMIC_WRITE, SendOpsFlag.LOCAL_INV)
+
+
+#: What a device must have for an operation, any of these flags.
+_NEEDED = {
+    SendOpsFlag.FLUSH: DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.FLUSH_PERSISTENT,
+    SendOpsFlag.ATOMIC_WRITE: DeviceCapFlag.ATOMIC_WRITE,
+}
 
 
 def _function(*arguments: Any) -> Any:
@@ -69,16 +76,25 @@ _OTHERS: dict[str, Any] = {
 _WITHOUT_DATA = frozenset({WROpcode.LOCAL_INV, WROpcode.BIND_MW, WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
 
-def operations_to_try(qp_type: QPType, asked: SendOpsFlag) -> list[SendOpsFlag]:
+def _takes_no_list(wr: SendWR) -> bool:
+    return wr.opcode in _WITHOUT_DATA or bool(wr.send_flags & SEND_INLINE)
+
+
+def operations_to_try(qp_type: QPType, asked: SendOpsFlag, flags: int) -> list[SendOpsFlag]:
     """The operations to make an extended queue pair for, of which the first is used that the device takes.
 
-    ``asked``: those that the program has named; 0 for all that the device has.
+    ``asked``: those that the program has named; 0 for all that the device has. ``flags``: its ``device_cap_flags_ex``.
+    A library may know operations that the device has not; a queue pair with them would fail at the first such request.
     """
+    lacking = SendOpsFlag(0)
+    for operation, needed in _NEEDED.items():
+        if not flags & needed:
+            lacking |= operation
     if asked:
-        return [asked]
+        return [] if asked & lacking else [asked]
     every = SendOpsFlag(0)
     for opcode in REQUIRED_OPERANDS[qp_type]:
-        every |= SendOpsFlag[opcode.name]
+        every |= SendOpsFlag[opcode.name] & ~lacking
     tries = [every]
     for flag in _NEWEST:
         if every & flag:
@@ -117,7 +133,13 @@ class ExtendedPosting:
                 self._is_posting = False
 
     def takes(self, wr: SendWR) -> bool:
-        """Whether there is a function for a request. A window of type 1 is bound by another call."""
+        """Whether there is a function for a request that does it right.
+
+        A window of type 1 is bound by another call. rdma_rxe's ``wr_set_sge_list`` of rdma-core 44 takes the length of
+        the first element for that of each, so elements of different lengths are left to ibv_post_send(3).
+        """
+        if len({element.length for element in wr.sg if isinstance(element, SGE)}) > 1 and not _takes_no_list(wr):
+            return False
         if wr.opcode == WROpcode.BIND_MW:
             window = None if wr.mw is None else wr.mw.backend
             return wr.opcode in self._beginnings and isinstance(window, KernelMW) and window.type is MWType.TYPE_2

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from ctypes import addressof, byref, c_void_p
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rdmacm.address import Gid
@@ -254,20 +255,25 @@ class KernelQP:
     def post_send_all(self, wrs: list[SendWR]) -> None:
         """As :meth:`post_send`, but if one request is refused, none is queued.
 
-        Only an extended queue pair can do that where the queue has room for some of them: ibv_post_send(3) does not
-        take them back.
+        Only an extended queue pair that has a function for each of them can do that where the queue has room for some:
+        ibv_post_send(3) does not take them back.
         """
         extended = self.extended
-        if extended is not None and all(map(extended.takes, wrs)):
-            most = self._cap.max_send_wr
-            if len(wrs) > most:
-                raise self._refusal(errno.ENOMEM, wrs[most], "post_send")
-            self._post_list(wrs, self._post_extended)
-            return
         for wr in wrs:
-            if wr.opcode in EXTENDED_ONLY:
+            if wr.opcode in EXTENDED_ONLY and (extended is None or not extended.takes(wr)):
                 raise refused(wr, "post_send", self._opened.name)
-        self.post_send(wrs)
+        if extended is None:
+            self.post_send(wrs)
+            return
+        for has_functions, run in groupby(wrs, extended.takes):
+            alike = list(run)
+            if not has_functions:
+                self.post_send(alike)
+                continue
+            most = self._cap.max_send_wr
+            if len(alike) > most:
+                raise self._refusal(errno.ENOMEM, alike[most], "post_send")
+            self._post_list(alike, self._post_extended)
 
     def _post_extended(self, wrs: list[SendWR], originals: list[SendWR]) -> None:
         """Post requests by the functions of an extended queue pair."""
