@@ -24,7 +24,8 @@ import sys, rdmacm
 with rdmacm.listen((sys.argv[1], 7471)) as listener:
     listener.get_request().reject(b"full")
 """
-#: Requests two connections at once; prints the reason for which one is rejected.
+#: Requests two connections; prints the reason for which one is rejected. Without a queue pair, nothing is established
+#: before that: ucmatose reads no events any more once its one connection is.
 TWO_CLIENTS = """
 import sys, rdmacm
 with rdmacm.EventChannel() as channel:
@@ -34,9 +35,8 @@ with rdmacm.EventChannel() as channel:
         channel.get_event(timeout=10).ack()
         cmid.resolve_route()
         channel.get_event(timeout=10).ack()
-        cmid.create_qp()
-    for cmid in ids:
-        cmid.connect()
+    for number, cmid in enumerate(ids):
+        cmid.connect(rdmacm.ConnParam(qp_num=0x800 + number))
     refused = None
     while refused is None:
         with channel.get_event(timeout=30) as event:
