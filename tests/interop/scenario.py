@@ -66,10 +66,12 @@ class Guest:
             raise
         return replace(result, output=_WAITING.sub("", result.output))
 
-    def run_again(self, script: str, chances: Sequence[str], timeout: float, *, naks: Container[int] = ()) -> Result:
+    def run_again(
+        self, script: str, chances: Sequence[str], timeout: float, *, naks: Container[int] = (), record: bool = True
+    ) -> Result:
         """:meth:`run`, repeated while the output has one of these texts, the signs of a race in the kernel's end."""
         for _ in range(ATTEMPTS):
-            result = self.run(script, timeout, naks=naks)
+            result = self.run(script, timeout, naks=naks, record=record)
             if not any(chance in result.output for chance in chances):
                 break
         return result
