@@ -118,6 +118,10 @@ unimpaired() {
     soft tc qdisc delete dev vb root
 }
 
+sent() {
+    cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts
+}
+
 dropped() {
     grep . /proc/net/softnet_stat /sys/class/net/va/statistics/*dropped
     soft grep -E 'Udp6?(InErrors|RcvbufErrors|MemErrors)' /proc/net/snmp6

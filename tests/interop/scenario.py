@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from interop.judge import judge
 from interop.machine.run import Machine, Result
+from support.waiting import without_waiting
 
 __all__ = ["ATTEMPTS", "Guest", "require_kernel"]
 
@@ -18,8 +18,6 @@ __all__ = ["ATTEMPTS", "Guest", "require_kernel"]
 NETWORK_SECONDS = 120
 #: How often a script runs whose outcome depends on a race in the kernel's end.
 ATTEMPTS = 3
-#: What our tools write to standard error on a slow machine.
-_WAITING = re.compile(r"^rdmacm: waiting for .*\n", re.MULTILINE)
 
 
 class Guest:
@@ -64,7 +62,7 @@ class Guest:
         except AssertionError as error:
             error.add_note(self.machine.run("dropped").output)
             raise
-        return replace(result, output=_WAITING.sub("", result.output))
+        return replace(result, output=without_waiting(result.output))
 
     def run_again(
         self, script: str, chances: Sequence[str], timeout: float, *, naks: Container[int] = (), record: bool = True

@@ -32,9 +32,6 @@ joined() {{
     done
     return 1
 }}
-sent() {{
-    cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts
-}}
 left() {{
     ! [[ $("$1" ip maddr show dev "$2") == *{GROUP}* ]] || echo "$2 is still a member"
 }}

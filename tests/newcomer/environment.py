@@ -15,6 +15,7 @@ from pathlib import Path
 
 from infiniband.fabric import Talker
 from support.netns import Host, Topology, requirement
+from support.waiting import without_waiting
 
 #: Seconds for a command or an output, on a busy machine.
 PATIENCE = 120.0
@@ -128,10 +129,6 @@ def newcomers_host() -> Iterator[Host | None]:
         yield host
 
 
-#: What tools write to standard error when an answer takes long.
-_WAITING = re.compile(r"^rdmacm: waiting for .*\n", re.MULTILINE)
-
-
 class Terminal:
     """A shell on the host, or Python."""
 
@@ -166,7 +163,7 @@ class Terminal:
 
         def matches(text: str) -> bool:
             output = without_marks(text[since:])
-            return any(pattern.fullmatch(each) for each in (output, _WAITING.sub("", output)))
+            return any(pattern.fullmatch(each) for each in (output, without_waiting(output)))
 
         return self._talker.wait_until(matches, patience)
 

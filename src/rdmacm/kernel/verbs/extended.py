@@ -33,8 +33,6 @@ EXTENDED_ONLY = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 _64_BITS = (1 << 64) - 1
 #: The operations of a device whose library or driver knows fewer: each is left out with those before it.
 _NEWEST = (SendOpsFlag.FLUSH, SendOpsFlag.ATOMIC_WRITE, SendOpsFlag.LOCAL_INV)
-
-
 #: What a device must have for an operation, any of these flags.
 _NEEDED = {
     SendOpsFlag.FLUSH: DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.FLUSH_PERSISTENT,
