@@ -39,6 +39,12 @@ def test_killed_processes_leave_nothing_behind_and_the_next_is_served(guest: Gue
     assert done.output.startswith("killed: "), done.output
 
 
+def test_twelve_connections_fit_into_eight_mebibytes_of_locked_memory(guest: Guest) -> None:
+    done = guest.run("rxe python3 -m interop.kernel_locked 12", timeout=120, record=False)
+    assert done.status == 0, done.output
+    assert done.output.splitlines()[-1] == "as expected", done.output
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_waits_end_as_they_should(guest: Guest, rule: str) -> None:
     done = guest.run(f"rxe python3 -m interop.kernel_interrupts {rule}", timeout=120, record=False)

@@ -269,6 +269,7 @@ class RecordingDevice:
         self.num_comp_vectors = 4
         self.default_pds: list[Any] = []
         self.checks_tables = False
+        self.locks_memory = False
         #: Offset, length, address and descriptor of each dma-buf that was registered.
         self.dmabufs: list[tuple[int, int, int, int]] = []
         self.default_xrcds: list[Any] = []

@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from mmap import ACCESS_COPY, mmap
 from typing import NamedTuple
 
 from rdmacm.address import ALL_BITS_64
@@ -25,6 +24,7 @@ from rdmacm.constants import CmEventType
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.endpoint.failures import completion_error, status_text
 from rdmacm.endpoint.memory import Region, RemoteRegion
+from rdmacm.endpoint.receive_buffers import ReceiveBuffers
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.verbs.attr import QPCap
@@ -33,7 +33,7 @@ from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import SendWR
 
 __all__ = ["ConnectionCore", "ConnectionOptions", "Message"]
 
@@ -149,15 +149,14 @@ class ConnectionCore:
         self._regions: set[Region] = set()
         #: When the peer was last known to be alive, in seconds of the dispatcher's clock.
         self._last_activity = dispatcher.clock()
-        #: Completion queue of sends and receives; None before :meth:`open`, as ``_qp`` and ``_mr``.
+        #: Completion queue of sends and receives; None before :meth:`open`, as ``_qp`` and ``_buffers``.
         self._cq: CQ | None = None
+        #: Completions that :meth:`_reported` has fetched for :meth:`poll`.
+        self._fetched: list[WC] = []
         #: The protection domain that :meth:`open` has made; None before that, and with one of the application's.
         self._own_pd: PD | None = None
         self._qp: QP | None = None
-        #: Memory region of ``_receive_memory``.
-        self._mr: MR | None = None
-        #: ``depth`` receive buffers of ``max_message`` bytes each.
-        self._receive_memory = memoryview(b"")
+        self._buffers: ReceiveBuffers | None = None
         #: How many bytes of payload the device copies.
         self._max_inline = 0
         #: Size of the send queue in work requests.
@@ -173,18 +172,14 @@ class ConnectionCore:
         context = cmid.verbs
         assert context is not None
         self._cq = CQ(context, self._send_depth + options.depth)
-        self._cq.backend.notify = partial(self.dispatcher.schedule, self)
+        self._cq.backend.notify = self._reported
         pd = options.pd
         if pd is None:
             pd = self._own_pd = PD(context)
         self._max_inline = min(_MAX_INLINE, context.backend.attr.max_inline_data)
         cap = QPCap(self._send_depth, options.depth, 1, 1, self._max_inline)
         self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True), pd)
-        # Untouched pages of a private mapping occupy no memory, so half-open connections cost little.
-        self._receive_memory = memoryview(mmap(-1, options.depth * options.max_message, access=ACCESS_COPY))
-        self._mr = MR(cmid.pd, self._receive_memory, AccessFlag.LOCAL_WRITE)
-        for slot in range(options.depth):
-            self._post_receive(slot)
+        self._buffers = ReceiveBuffers(self._qp, cmid.pd, options.depth, options.max_message)
         self._opened = time.perf_counter()
         self.steps = (*cmid.steps, Step("qp", (self._opened - started) * 1e6))
 
@@ -194,12 +189,6 @@ class ConnectionCore:
             self.is_established = True
             self.steps = (*self.steps, Step(step, (time.perf_counter() - self._opened) * 1e6))
             self.lifecycle.changed()
-
-    def _post_receive(self, slot: int) -> None:
-        assert self._qp is not None
-        assert self._mr is not None
-        size = self.options.max_message
-        self._qp.post_recv(RecvWR(slot, [self._mr.sge(slot * size, size)]))
 
     def handle(self, event: CmEvent) -> None:
         """Process an event of the id whose context this object is."""
@@ -240,14 +229,13 @@ class ConnectionCore:
             self.cmid.destroy()
             if self._cq is not None:
                 self._cq.close()
-            if self._mr is not None:
-                self._mr.close()
+            if self._buffers is not None:
+                self._buffers.close()
             for region in list(self._regions):
                 region.close()
             if self._own_pd is not None:
                 with contextlib.suppress(RdmaError):  # EBUSY: connections that share it close it with the last of them
                     self._own_pd.close()
-            self._receive_memory = memoryview(b"")
             self.dispatcher.release()
 
     def _begin_release(self) -> bool:
@@ -270,15 +258,30 @@ class ConnectionCore:
 
     # -- completions ----------------------------------------------------------------------------------
 
+    def _reported(self) -> None:
+        """The completion queue has completions: this is its ``notify``.
+
+        Posts the other receive buffers in time. :meth:`poll` would be late, because it waits for the application.
+        """
+        buffers = self._buffers
+        if buffers is not None and buffers.can_grow and self._cq is not None:
+            with contextlib.suppress(RdmaError):  # poll() meets it too
+                self._fetched += self._cq.poll(_POLL_BATCH)
+            arrived = sum(wc.wr_id < _FIRST_SEND_WR_ID for wc in self._fetched)
+            buffers.grow(len(self._inbox) + arrived)
+        self.dispatcher.schedule(self)
+
     def poll(self) -> bool:
         """Process completions; see :class:`rdmacm.endpoint.dispatcher.CompletionSource`."""
         if self.is_released or self._cq is None:
             return False
+        found, self._fetched = self._fetched, []
         try:
-            found = self._cq.poll(_POLL_BATCH)
+            found += self._cq.poll(_POLL_BATCH)
         except RdmaError as error:
             self.end(str(error.strerror))
-            return False
+            if not found:
+                return False
         if not found and self._qp is not None and self._qp.closed:
             self._lose_queue_pair()
             return False
@@ -287,7 +290,7 @@ class ConnectionCore:
                 self._received(wc)
             else:
                 self._finished(wc)
-        return len(found) == _POLL_BATCH
+        return len(found) >= _POLL_BATCH
 
     def _lose_queue_pair(self) -> None:
         """The application has destroyed the id or its queue pair, and nothing completes any more."""
@@ -357,13 +360,13 @@ class ConnectionCore:
                 raise self._disconnected_error("recv")
             return None
         wc = self._inbox.popleft()
-        start = wc.wr_id * self.options.max_message
+        assert self._buffers is not None
         length = 0 if wc.opcode is WCOpcode.RECV_RDMA_WITH_IMM else wc.byte_len
-        message = Message(bytes(self._receive_memory[start : start + length]), wc.imm_data)
+        message = Message(self._buffers.read(wc.wr_id, length), wc.imm_data)
         if self.close_reason is None:
             # If the queue pair has failed, flushed completions will end the connection.
             with contextlib.suppress(RdmaError):
-                self._post_receive(wc.wr_id)
+                self._buffers.post(wc.wr_id)
         return message
 
     def _probe(self) -> None:

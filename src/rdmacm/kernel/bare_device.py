@@ -31,6 +31,7 @@ class BareDevice:
         self.num_comp_vectors = 1
         self.default_pds: list[Any] = []
         self.checks_tables = True
+        self.locks_memory = True
         self.default_xrcds: list[Any] = []
         #: It has no queues and no regions. Their sizes are not limited, so that it is asked for one and says why not.
         self.attr = DeviceAttr(

@@ -343,6 +343,8 @@ class DeviceBackend(Protocol):
     num_comp_vectors: int
     #: Whether :meth:`QPBackend.modify` itself refuses a port, P_Key or GID row that is not there.
     checks_tables: bool
+    #: Whether registered memory is locked in memory, and counts towards RLIMIT_MEMLOCK.
+    locks_memory: bool
     #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
     default_pds: list[Any]
     #: The same for their XRC domain (:class:`rdmacm.verbs.XRCD`).

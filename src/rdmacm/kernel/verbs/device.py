@@ -75,6 +75,7 @@ class KernelDevice:
         self.index = index
         self.default_pds: list[Any] = []
         self.checks_tables = True
+        self.locks_memory = True
         self.default_xrcds: list[Any] = []
         context = ibv_context.from_address(opened.context)
         self.num_comp_vectors: int = max(1, context.num_comp_vectors)

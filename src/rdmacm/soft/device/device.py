@@ -127,6 +127,7 @@ class SoftDevice:
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
         self.checks_tables = False
+        self.locks_memory = False
         self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr

@@ -129,6 +129,7 @@ class IbDevice:
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
         self.checks_tables = False
+        self.locks_memory = False
         self.default_xrcds: list[Any] = []
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
