@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from rdmacm.progress import signals
 from rdmacm.progress.runtime import Runtime
 from rdmacm.testing import VirtualClock
 
@@ -104,3 +105,20 @@ def test_progress_clears_the_readiness_of_a_cancelled_timer() -> None:
     assert not poll.poll(0)
     with runtime.lock:
         pollable.close()
+
+
+def test_signal_handlers_are_looked_at_once_when_a_runtime_gets_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def refresh() -> bool:
+        looks.append(None)
+        return True
+
+    monkeypatch.setattr(signals, "refresh", refresh)
+    monkeypatch.setattr(signals, "INTERVAL", 1000.0)
+    runtime, user = make_runtime(), object()
+    runtime.use(user)
+    for _ in range(3):
+        runtime.drive(lambda: True, 0)
+    assert len(looks) == 1
+    runtime.release(user)

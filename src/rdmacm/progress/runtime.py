@@ -298,7 +298,8 @@ class Runtime:
         with self.lock:
             if not self._users:
                 self.driver.opened()
-                signals.guard(self)
+                if signals.guard(self) and self.is_real_time:
+                    self._signals_due = self.clock() + signals.INTERVAL
             self._users[user] = None
 
     def release(self, user: object) -> None:

@@ -62,10 +62,10 @@ def checkpoint() -> None:
     """Run the handlers that were deferred, and raise what they raise: for loops that wait in virtual time."""
 
 
-def guard(user: object) -> None:
-    """Protect the calls of this package until :meth:`unguard`."""
+def guard(user: object) -> bool:
+    """Protect the calls of this package until :meth:`unguard`; returns what :func:`refresh` returns."""
     _users.add(user)
-    refresh()
+    return refresh()
 
 
 def unguard(user: object) -> None:
