@@ -106,6 +106,8 @@ class VerbsRegion(Region):
 
 class VerbsDevice(Device):
     name = "rdma-core"
+    #: Bytes that its queue pairs take inline.
+    max_inline = 256
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +180,10 @@ class VerbsDevice(Device):
 
 
 class VerbsEnd(End):
-    def __init__(self, device: Device, request: Event | None, cmid: Any, qp_type: int) -> None:
+    #: Seconds that it waits for a completion.
+    patience = PATIENCE
+
+    def __init__(self, device: VerbsDevice, request: Event | None, cmid: Any, qp_type: int) -> None:
         super().__init__(device, request)
         self._id = cmid
         context = cmid.contents.verbs
@@ -191,7 +196,10 @@ class VerbsEnd(End):
         channels = [verbs.ibv_create_comp_channel(context) for _ in range(2)]
         self._cqs = [(channel, verbs.ibv_create_cq(context, 2 * QUEUE, None, channel, 0)) for channel in channels]
         attr = QpInitAttr(
-            send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=qp_type
+            send_cq=self._cqs[1][1],
+            recv_cq=self._cqs[0][1],
+            cap=QpCap(QUEUE, QUEUE, 4, 4, device.max_inline),
+            qp_type=qp_type,
         )
         before = queue_maps()
         rdma.rdma_create_qp(cmid, self._pd, c.byref(attr))
@@ -266,7 +274,7 @@ class VerbsEnd(End):
 
     def completions(self, of_sends: bool, number: int) -> list[Completion]:
         channel, cq = self._cqs[of_sends]
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         found: list[Completion] = []
         armed = False
         while len(found) < number:

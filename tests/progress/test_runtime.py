@@ -108,7 +108,7 @@ def test_progress_clears_the_readiness_of_a_cancelled_timer() -> None:
 
 
 def test_signal_handlers_are_looked_at_once_when_a_runtime_gets_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
+    looks: list[None] = []
 
     def refresh() -> bool:
         looks.append(None)

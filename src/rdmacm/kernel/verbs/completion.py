@@ -452,6 +452,13 @@ class KernelCQ:
         if self._notify is not None:
             self._notify()
 
+    def add(self, made: list[WC]) -> None:
+        """Add completions that the device does not make, behind those that it has made."""
+        with self._opened.runtime.lock:
+            self._fetched.extend(self._take(self.cqe))
+            self._fetched.extend(made)
+            self._tell()
+
     # -- waiting --------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> bool:

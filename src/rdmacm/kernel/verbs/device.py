@@ -214,7 +214,7 @@ class KernelDevice:
             int(qp_type),
             int(sq_sig_all),
         )
-        cqs = tuple({cq for cq in (send_cq, recv_cq) if cq is not None})
+        cqs = tuple(dict.fromkeys(cq for cq in (send_cq, recv_cq) if cq is not None))
         with opened.runtime.lock, opened.call("create_qp"):
             if isinstance(pd, XrcDomain):
                 init.comp_mask, init.xrcd = int(_XRC), pd.address

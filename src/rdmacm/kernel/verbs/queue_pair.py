@@ -16,6 +16,7 @@ from rdmacm.kernel.verbs.attributes import fill_qp_attr, qp_attr_of
 from rdmacm.kernel.verbs.completion import KernelCQ
 from rdmacm.kernel.verbs.extended import EXTENDED_ONLY, ExtendedPosting
 from rdmacm.kernel.verbs.inline import InlineCopies
+from rdmacm.kernel.verbs.late_posts import flushed
 from rdmacm.kernel.verbs.layouts import (
     ibv_mw,
     ibv_mw_bind,
@@ -90,7 +91,10 @@ class KernelQP:
         cqs: tuple[KernelCQ, ...],
         needs: tuple[object, ...],
     ) -> None:
-        """``address``: the address that the library gave it. ``needs``: other objects that it uses."""
+        """``address``: the address that the library gave it. ``needs``: other objects that it uses.
+
+        ``cqs``: the queue of sends, and that of receives if it is another.
+        """
         self._opened = opened
         self.address = address
         self.qp_num: int = ibv_qp.from_address(address).qp_num
@@ -165,6 +169,12 @@ class KernelQP:
         request = ibv_send_wr(sg_list=addressof(elements), num_sge=len(elements), opcode=WROpcode.SEND)
         self._post_send(self.address, byref(request), bad)
 
+    def _flush(self) -> None:
+        """Make rdma_rxe complete the receives that were posted in ERR: its library does not tell it of them."""
+        error = ibv_qp_attr(qp_state=int(QPState.ERR))
+        with suppress(RdmaError), self._opened.call("post_recv"):
+            self._opened.library.ibv_modify_qp(self.address, byref(error), QP_STATE)
+
     def query(self) -> QPAttr:
         opened = self._opened
         found, init = ibv_qp_attr(), ibv_qp_init_attr()
@@ -211,8 +221,22 @@ class KernelQP:
         """Whether requests were posted to its send queue."""
         return bool(self._sends)
 
+    def _has_ended(self) -> bool:
+        """Whether the connection of a queue pair of iWARP has ended."""
+        before = self._state
+        if not self._opened.is_iwarp or before in (QPState.RESET, QPState.INIT):
+            return False
+        with suppress(RdmaError):  # the device has been removed
+            self.query()
+        if self._state is QPState.ERR:
+            return True
+        self._state = before  # the driver may still call it INIT
+        return False
+
     def post_send(self, wrs: list[SendWR]) -> None:
-        if self.extended is None:
+        if self._has_ended():
+            self._cqs[0].add(flushed(wrs, self.qp_num))
+        elif self.extended is None:
             self._post_list(wrs, self._post)
         elif any(wr.opcode in EXTENDED_ONLY for wr in wrs):
             for wr in wrs:
@@ -289,6 +313,9 @@ class KernelQP:
         self._note_binds(originals)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
+        if self._has_ended():
+            self._cqs[-1].add(flushed(wrs, self.qp_num))
+            return
         try:
             recvs = self._recvs.pop()
         except IndexError:
@@ -299,6 +326,8 @@ class KernelQP:
             code = self._post_recv(self.address, recvs.address, bad)
             if code:
                 raise self._refusal(code, wrs[recvs.index_of(bad.value)], "post_recv")
+            if self._state is QPState.ERR:
+                self._flush()
         self._recvs.append(recvs)
         if count < len(wrs):
             raise refused(wrs[count], "post_recv", self._opened.name)
