@@ -93,7 +93,9 @@ def _address_resolved(at: _Arrival) -> QueuedEvent:
         core.refresh("resolve_addr")
     except RdmaError as error:  # the id has lost its device since
         return event._replace(type=_E.ADDR_ERROR, status=-(error.errno or errno.EIO), message=str(error.strerror))
-    core.step_done("address", core.verbs.name if core.verbs else "")
+    if core.verbs is None:  # the kernel still resolves with a device that it is removing
+        return event._replace(type=_E.ADDR_ERROR, status=-errno.ENODEV, message="the device is being removed")
+    core.step_done("address", core.verbs.name)
     core.move(Trigger.ADDR_DONE)
     return event
 
@@ -221,11 +223,17 @@ def _rejected(at: _Arrival) -> QueuedEvent:
     core, event, raw = at
     core.fail_qp()
     data = _param(core, raw).private_data
-    status = raw.status
-    if core.is_iwarp:  # it has no reasons; only the application of the peer sends data with a refusal
-        status = RejectReason.CONSUMER_DEFINED if any(data) else RejectReason.INVALID_SERVICE_ID
+    status, message = raw.status, ""
+    if (
+        core.is_iwarp
+    ):  # it has no reasons: the kernel tells a refusal by the application from the end of the TCP connection
+        if any(data) or raw.status == -errno.ECONNREFUSED:
+            status = RejectReason.CONSUMER_DEFINED
+        else:
+            status = RejectReason.INVALID_SERVICE_ID
+            message = "nobody listens on that port, or the peer has closed the connection before its answer arrived"
     param = ConnParam(data, 0, 0, retry_count=0, rnr_retry_count=0)
-    return event._replace(status=status, param=param, message=rejection_text(status))
+    return event._replace(status=status, param=param, message=message or rejection_text(status))
 
 
 def _unreachable(at: _Arrival) -> QueuedEvent:

@@ -59,12 +59,33 @@ def _last_acknowledgement(draw: Draw, outcome: str, details: str) -> bool:
     )
 
 
+def _for_ever(draw: Draw, outcome: str, details: str) -> bool:
+    return (
+        bool(draw.link.netem)
+        and draw.tool == "verbs"
+        and not draw.server.is_ours
+        and "client fails" in outcome
+        and "TimeoutError: no completion of a send: []" in details
+    )
+
+
+def _early_end(draw: Draw, outcome: str, details: str) -> bool:
+    return (
+        bool(draw.link.netem)
+        and draw.client.device.startswith("siw")
+        and "client fails" in outcome
+        and "the peer has closed the connection before its answer arrived" in details
+    )
+
+
 EXPLANATIONS = (
     Explanation("librdmacm's rping does not end when it is refused", _refused_rping),
     Explanation("librdmacm's cmtime rejects as it cannot create a queue pair", _no_queue_pair),
     Explanation("rdma_rxe drops everything after an incomplete WRITE of UC", _deaf_responder),
     Explanation("rdma_rxe completes a READ by an acknowledgement", _acknowledged_read),
     Explanation("rdma_rxe repeats no acknowledgement after ucmatose has disconnected", _last_acknowledgement),
+    Explanation("rdma_rxe repeats a request for ever", _for_ever),
+    Explanation("siw does not read a reply that the end of the connection has overtaken", _early_end),
 )
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rdmacm import log
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.verbs import removals
 from rdmacm.kernel.verbs.attributes import fill_ah_attr
 from rdmacm.kernel.verbs.layouts import ibv_ah_attr, ibv_async_event, ibv_context, ibv_device
@@ -151,6 +152,8 @@ class OpenedDevice:
         self.max_sge = 0
         #: Whether it checks the IP checksums of what it receives.
         self.checks_sums = True
+        #: The greatest retry_cnt of its queue pairs: rdma_rxe takes 7 for "for ever".
+        self.most_retries = 6 if Sysfs().driver(name) == "rdma_rxe" else 7
         self.operations = Operations(context)
         #: Queue pairs, completion queues and shared receive queues by address.
         self.elements: dict[int, Element] = {}

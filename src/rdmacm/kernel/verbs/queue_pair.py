@@ -148,6 +148,7 @@ class KernelQP:
             return
         given = ibv_qp_attr()
         fill_qp_attr(given, attr, bits)
+        given.retry_cnt = min(given.retry_cnt, opened.most_retries)
         with opened.call("modify_qp"):
             check(opened.library.ibv_modify_qp(self.address, byref(given), bits), "modify_qp", opened.name)
         if bits & QP_STATE:
