@@ -21,6 +21,13 @@ from conformance import all_scenarios
 from support.scenario import Forker, Spawn, free_port, run_in_processes
 
 
+#: What the ends import, by provider.
+MODULES = {
+    "soft": ("rdmacm.soft.provider", "conformance.all_scenarios"),
+    "kernel": ("rdmacm.kernel.provider", "rdmacm.kernel.verbs", "conformance.all_scenarios"),
+}
+
+
 class End(NamedTuple):
     """One end of the scenarios."""
 
@@ -32,12 +39,15 @@ class End(NamedTuple):
     @property
     def spawn(self) -> Spawn:
         enter = ["ip", "netns", "exec", self.namespace] if self.namespace else []
-        environment = {**os.environ, "RDMACM_PROVIDER": self.provider}
+        environment = {**os.environ, "RDMACM_PROVIDER": self.provider, "RDMACM_QUICK_END": "1"}
 
         def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
             return subprocess.Popen([*enter, *command], pass_fds=fds, env=environment)
 
         return spawn
+
+    def forker(self) -> Forker:
+        return Forker(self.spawn, MODULES[self.provider])
 
 
 def main(passive: str, active: str, *names: str) -> bool:
@@ -45,7 +55,7 @@ def main(passive: str, active: str, *names: str) -> bool:
     ends = End(*passive.split(",")), End(*active.split(","))
     addresses = ends[0].address, ends[1].address
     good = True
-    with closing(Forker(ends[0].spawn)) as one, closing(Forker(ends[1].spawn)) as other:
+    with closing(ends[0].forker()) as one, closing(ends[1].forker()) as other:
 
         def run(name: str) -> tuple[Any, Any]:
             passive, active = (getattr(all_scenarios, f"{name}_{end}") for end in ("passive", "active"))

@@ -7,6 +7,7 @@ holds; in processes each end waits for its own condition in real time.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -277,7 +278,7 @@ _FORKER = """
 import socket, sys
 sys.path.insert(0, {tests!r})
 from support import scenario
-scenario.fork_children(socket.socket(fileno={fd}))
+scenario.fork_children(socket.socket(fileno={fd}), {modules!r})
 """
 
 Spawn: TypeAlias = "Callable[[list[str], tuple[int, ...]], subprocess.Popen[Any]]"
@@ -289,14 +290,14 @@ def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
 
 
 class Forker:
-    """A process that has only imported rdmacm, and forks a child for each end of a scenario.
+    """A process that has only imported ``modules``, and forks a child for each end of a scenario.
 
     Importing takes most of the time of a short scenario.
     """
 
-    def __init__(self, make: Spawn = spawn) -> None:
+    def __init__(self, make: Spawn = spawn, modules: tuple[str, ...] = ("rdmacm.soft.provider",)) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = _FORKER.format(tests=str(Path(__file__).parent.parent), fd=theirs.fileno())
+        code = _FORKER.format(tests=str(Path(__file__).parent.parent), fd=theirs.fileno(), modules=modules)
         self._process = make([sys.executable, "-c", code], (theirs.fileno(),))
         theirs.close()
 
@@ -313,11 +314,15 @@ class Forker:
         self._process.wait()
 
 
-def fork_children(control: socket.socket) -> None:
-    """The main loop of a forker. In a child it returns, so that the child ends as a program does."""
+def fork_children(control: socket.socket, modules: tuple[str, ...]) -> None:
+    """The main loop of a forker. In a child it returns, so that the child ends as a program does.
+
+    In a machine in user mode, where to give memory back takes most of a second, a child only calls its exit handlers.
+    """
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forker does not wait for its children
-    importlib.import_module("rdmacm.soft.provider")
+    for each in modules:
+        importlib.import_module(each)
     while True:
         message, fds, _, _ = socket.recv_fds(control, 65536, 1)
         if not message:
@@ -327,17 +332,22 @@ def fork_children(control: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             end: tuple[str, str, str, str, int] = pickle.loads(message)
             child_main(*end, socket.socket(fileno=fds[0]))
+            if os.environ.get("RDMACM_QUICK_END"):
+                atexit._run_exitfuncs()
+                os._exit(0)
             return
         os.close(fds[0])
 
 
 def child_main(module: str, name: str, address: str, peer: str, port: int, link: socket.socket) -> None:
     """The main function of a child: runs one end of a scenario and sends its outcome over the link."""
-    spec = importlib.util.spec_from_file_location("scenarios", module)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    loaded = next((each for each in sys.modules.values() if getattr(each, "__file__", None) == module), None)
+    if loaded is None:
+        spec = importlib.util.spec_from_file_location("scenarios", module)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
     try:
         side = Side(get_provider(), address, peer, port)
         outcome = True, run_here(side, getattr(loaded, name), link)

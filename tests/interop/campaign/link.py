@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from interop.campaign.draws import Link
@@ -43,18 +43,21 @@ def set_interface(campaign: str, up: bool) -> None:
     _run("ip", "link", "set", interface(campaign), "up" if up else "down")
 
 
-def renew_device(campaign: str) -> bool:
+def renew_device(campaign: str) -> Generator[None, None, bool]:
     """Replace rxe0 if its queue pair 1 has failed; returns whether it had.
 
     rdma_rxe sets the queue pair to the state ERR when a MAD is sent while the interface is down, and nobody sets it
-    back: until the device is made again, no program of the host can connect.
+    back: until the device is made again, no program of the host can connect. The kernel waits until programs that do
+    not give the device back, such as librdmacm's rping, have ended.
     """
     if campaign != "rxe":
         return False
     shown = subprocess.run(["rdma", "resource", "show", "qp"], check=True, capture_output=True, text=True).stdout
     if not any("type GSI state ERR" in line for line in shown.splitlines()):
         return False
-    _run("rdma", "link", "delete", "rxe0")
+    with subprocess.Popen(["rdma", "link", "delete", "rxe0"]) as removal:
+        while removal.poll() is None:
+            yield
     _run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface(campaign))
     gids = Path("/sys/class/infiniband/rxe0/ports/1/gids")
     for _ in range(_LOOKS):

@@ -375,7 +375,8 @@ def run_block(draws: list[Draw], recording: Path) -> list[Verdict]:
         finally:
             if not quiet.is_up:
                 set_interface(first.campaign, up=True)
-                renew_device(first.campaign)
+                for _ in renew_device(first.campaign):
+                    time.sleep(_LOOK)
     return [verdicts[each.number] for each in draws]
 
 
@@ -393,7 +394,7 @@ def _switch(first: Draw, quiet: Quiet) -> Steps:
                 yield
             if up or not quiet.draws:
                 set_interface(first.campaign, up)
-                quiet.renewals += up and renew_device(first.campaign)
+                quiet.renewals += up and (yield from renew_device(first.campaign))
                 quiet.is_up = up
         before = max(before, _UP)
 
