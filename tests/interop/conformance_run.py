@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from conformance import all_scenarios
 from support.scenario import Forker, Spawn, free_port, run_in_processes
 
-
 #: What the ends import, by provider.
 MODULES = {
     "soft": ("rdmacm.soft.provider", "conformance.all_scenarios"),
