@@ -41,6 +41,10 @@ def swarm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
+#: For a longer run than CI's: 600 are 10,000 connections.
+SEEDS = int(os.environ.get("RDMACM_SWARM_SEEDS", "150"))
+
+
 def test_a_few_seeds() -> None:
     for seed in (1, 2, 3, 8, 9):
         simulate(draw(seed), log_limit=0)
@@ -48,12 +52,12 @@ def test_a_few_seeds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_swarm_of_ten_thousand_connections() -> None:
-    found = swarm("--seeds", "600", "--jobs", "2")
+def test_a_swarm_of_connections() -> None:
+    found = swarm("--seeds", str(SEEDS), "--jobs", "2")
     assert found.returncode == 0, found.stdout + found.stderr
     counts = re.search(r"(\d+) connections, \d+ of them established, \d+ packets, 0 failures", found.stdout)
     assert counts is not None, found.stdout
-    assert int(counts[1]) >= 10_000
+    assert int(counts[1]) >= 16 * SEEDS
 
 
 def test_seed_replays_to_the_byte_in_another_process() -> None:

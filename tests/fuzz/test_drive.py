@@ -1,4 +1,4 @@
-"""The command "dev.py fuzz": a fault is found and reported, and a minute of fuzzing finds none."""
+"""The command "dev.py fuzz": a fault is found and reported, and 20 seconds of fuzzing find none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_inputs_that_reach_new_code_are_kept(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_minute_of_fuzzing_finds_no_fault() -> None:
-    command = [sys.executable, drive.__file__, "--seconds", "60", "--jobs", "1"]
+def test_fuzzing_finds_no_fault() -> None:
+    command = [sys.executable, drive.__file__, "--seconds", "20", "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
