@@ -296,6 +296,17 @@ class TestRequests:
             assert {(segment, remote, local) for _, segment, remote, local in got} == {(0, *HERE_TEXT)}
         assert not any(member(Server.taken) for member in members)
 
+    def test_rejection_without_an_id_reaches_every_process(self, worker: MakeWorker) -> None:
+        """A peer that gives up before the REP does not know an id of this host."""
+        members = [worker() for _ in range(3)]
+        for member in members:
+            member.open()
+        data = mad(AttributeId.REJ)
+        members[0](Server.send, 1, data[12:])
+        for member in members:
+            assert bodies(member.collect(1)) == [data]
+        assert not any(member(Server.taken) for member in members)
+
     def test_listener_with_an_address_precedes_the_wildcard(self, wire: UdpWire, worker: MakeWorker) -> None:
         exact, of_family, of_any = worker(), worker(), worker()
         for member, local in ((exact, packed("127.0.0.2")), (of_family, bytes(4)), (of_any, None)):

@@ -30,7 +30,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from socket import AF_INET6
 from typing import NamedTuple
 
@@ -198,6 +198,11 @@ class PortGroup:
     def slot_name(self, slot: int) -> str:
         """The name where the owner of a slot receives forwarded packets."""
         return self._handles.names.slot(slot)
+
+    def other_names(self, own: Container[int]) -> list[str]:
+        """:meth:`slot_name` of each slot that a process has now, without those in ``own``. It takes milliseconds."""
+        bound, names = users_of_names(), ((slot, self.slot_name(slot)) for slot in range(1, MAX_SLOT + 1))
+        return [name for slot, name in names if name in bound and slot not in own]
 
     def service_name(self, service_id: int, local: bytes | None) -> str:
         """The name where the process that listens on a service id receives forwarded requests.

@@ -30,6 +30,7 @@ __all__ = [
     "attach",
     "is_disconnect_request",
     "is_request",
+    "names_no_connection",
     "position_of",
     "qpn_of",
     "shift_of",
@@ -54,7 +55,7 @@ _REMOTE_ID = _LOCAL_ID + 4
 SERVICE_ID = _LOCAL_ID + 8
 
 _COM_MGT = int(MgmtClass.COM_MGT)
-_REQ, _DREQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x15, 0x17, 0x18
+_REQ, _REJ, _DREQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x12, 0x15, 0x17, 0x18
 _LAST_ATTRIBUTE = 0x1A
 _REQUESTS = (_REQ, _SIDR_REQ)
 
@@ -86,6 +87,18 @@ def is_request(packet: Buffer) -> bool:
         len(packet) >= SERVICE_ID + 8
         and packet[_CLASS] == _COM_MGT
         and packet[_ATTRIBUTE + 1] in _REQUESTS
+        and not packet[_ATTRIBUTE]
+        and qpn_of(packet) == GSI_QPN
+    )
+
+
+def names_no_connection(packet: Buffer) -> bool:
+    """Whether a packet is a REJ without the communication id of its receiver: its sender gave up before the REP."""
+    return (
+        len(packet) >= SERVICE_ID
+        and packet[_CLASS] == _COM_MGT
+        and packet[_ATTRIBUTE + 1] == _REJ
+        and not any(packet[_REMOTE_ID : _REMOTE_ID + 4])
         and not packet[_ATTRIBUTE]
         and qpn_of(packet) == GSI_QPN
     )

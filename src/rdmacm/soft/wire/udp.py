@@ -37,6 +37,7 @@ from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.soft.interpreter import check_main_interpreter
 from rdmacm.soft.wire import sockets
+from rdmacm.soft.wire.announcer import Announcer
 from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.groups import GroupSockets, GroupSource
@@ -49,6 +50,7 @@ from rdmacm.soft.wire.slot_filter import (
     QPN_BITS,
     SERVICE_ID,
     is_request,
+    names_no_connection,
     qpn_of,
     slot_of,
     slot_of_sender,
@@ -138,6 +140,7 @@ class UdpWire(Pollers):
         self._group: PortGroup | None = None
         self._receivers: list[ForwardReceiver] = []
         self._sender = ForwardSender()
+        self._announcer = Announcer()
         #: The slots of processes that have ended, for which this one answers.
         self._inheritance = Inheritance(self._watch, self._unwatch, self.counters, self._read_reports)
         #: The service ids that this process listens on.
@@ -531,6 +534,8 @@ class UdpWire(Pollers):
                 self.counters["stray"] += 1
             return False
         if not is_request(packet):
+            if names_no_connection(packet):
+                self._announcer.send(self._group, self.slots, received, self._forward)
             return True
         service_id = int.from_bytes(packet[SERVICE_ID : SERVICE_ID + 8], "big")
         local = received[3]
