@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 
 from rdmacm.soft.wire.forwarding import bind_name
 
-__all__ = ["MAX_ABANDONED", "GroupNames", "users_of_names"]
+__all__ = ["MAX_ABANDONED", "GroupNames", "bound_names", "users_of_names"]
 
 #: Names that a group may abandon, so that its file stays small.
 MAX_ABANDONED = 8192
@@ -96,6 +96,15 @@ class GroupNames:
 
 def _service(service_id: int, local: bytes | None) -> bytes:
     return b"service %016x %s" % (service_id, b"any" if local is None else local.hex().encode())
+
+
+def bound_names() -> set[str]:
+    """The abstract AF_UNIX names that are bound in this thread's network namespace; empty without ``/proc``."""
+    try:
+        with open("/proc/thread-self/net/unix", encoding="utf-8", errors="backslashreplace") as file:
+            return {name.rstrip() for line in file if (name := line.rpartition(" @")[2]) != line}
+    except OSError:
+        return set()
 
 
 def users_of_names() -> dict[str, int]:

@@ -37,7 +37,7 @@ from typing import NamedTuple
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials, give_slot
-from rdmacm.soft.wire.group_names import GroupNames, users_of_names
+from rdmacm.soft.wire.group_names import GroupNames, bound_names, users_of_names
 from rdmacm.soft.wire.parking import Parking, receive_rights, rights
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 
@@ -201,7 +201,8 @@ class PortGroup:
 
     def other_names(self, own: Container[int]) -> list[str]:
         """:meth:`slot_name` of each slot that a process has now, without those in ``own``. It takes milliseconds."""
-        bound, names = users_of_names(), ((slot, self.slot_name(slot)) for slot in range(1, MAX_SLOT + 1))
+        bound = bound_names()
+        names = ((slot, self.slot_name(slot)) for slot in range(1, MAX_SLOT + 1)) if bound else ()
         return [name for slot, name in names if name in bound and slot not in own]
 
     def service_name(self, service_id: int, local: bytes | None) -> str:
