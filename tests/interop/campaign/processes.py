@@ -21,6 +21,8 @@ class Process:
 
     def __init__(self, end: End, command: Command, output: Path) -> None:
         self.output = output
+        #: Whether it keeps a device of rdma_rxe from being removed: librdmacm's tools do, ours give it back.
+        self.holds_device = end.device == "rxe" and not end.is_ours
         output.unlink(missing_ok=True)
         self._status: int | None = None
         # A signal that arrives while Python is still forking would be lost.

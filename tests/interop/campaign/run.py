@@ -73,6 +73,8 @@ class Quiet:
 
     draws: int = 0
     is_up: bool = True
+    #: Whether the device is being removed, to be made again.
+    is_renewing: bool = False
     #: How often the device was made again.
     renewals: int = 0
 
@@ -148,6 +150,7 @@ class Trial:
         self.quiet.draws += 1
         try:
             while not self.quiet.is_up:
+                self._give_back(server)
                 yield
             if self.quiet.renewals != self.renewals:
                 # The listener was of the device that is gone.
@@ -166,8 +169,14 @@ class Trial:
                 return False
             if self.draw.tool == "rping" and "connect error" in process.said():
                 until = min(until, time.monotonic() + NOTICE)
+            self._give_back(process)
             yield
         return True
+
+    def _give_back(self, process: Process) -> None:
+        """End a program that would keep the device from being removed."""
+        if self.quiet.is_renewing and process.holds_device:
+            process.end()
 
     def _hangs(self, process: Process, role: str) -> None:
         end = self.draw.server if role == "server" else self.draw.client
@@ -394,8 +403,9 @@ def _switch(first: Draw, quiet: Quiet) -> Steps:
                 yield
             if up or not quiet.draws:
                 set_interface(first.campaign, up)
+                quiet.is_renewing = up
                 quiet.renewals += up and (yield from renew_device(first.campaign))
-                quiet.is_up = up
+                quiet.is_up, quiet.is_renewing = up, False
         before = max(before, _UP)
 
 
