@@ -180,6 +180,7 @@ class ConnectionCore:
         cap = QPCap(self._send_depth, options.depth, 1, 1, self._max_inline)
         self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True), pd)
         self._buffers = ReceiveBuffers(self._qp, cmid.pd, options.depth, options.max_message)
+        self._buffers.begin()
         self._opened = time.perf_counter()
         self.steps = (*cmid.steps, Step("qp", (self._opened - started) * 1e6))
 

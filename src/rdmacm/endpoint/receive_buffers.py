@@ -43,6 +43,9 @@ class ReceiveBuffers:
             self._first = min(depth, max(_FIRST_BUFFERS, _FIRST_BYTES // size))
         #: The region of the first buffers, and that of the others.
         self._regions = [self._register(0, self._first)]
+
+    def begin(self) -> None:
+        """Post the first buffers. Raises RdmaError when the device lacks resources."""
         for number in range(self._first):
             self.post(number)
 

@@ -224,9 +224,8 @@ def _rejected(at: _Arrival) -> QueuedEvent:
     core.fail_qp()
     data = _param(core, raw).private_data
     status, message = raw.status, ""
-    if (
-        core.is_iwarp
-    ):  # it has no reasons: the kernel tells a refusal by the application from the end of the TCP connection
+    if core.is_iwarp:
+        # It has no reasons; the kernel tells a refusal by the application from the end of the TCP connection.
         if any(data) or raw.status == -errno.ECONNREFUSED:
             status = RejectReason.CONSUMER_DEFINED
         else:
