@@ -21,6 +21,7 @@ SEQUENCE = frozenset({0x60})
 REFUSAL = frozenset({0x61, 0x62, 0x63})
 
 _OPCODE, _QP, _SYNDROME = "infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.aeth.syndrome"
+_PSN = "infiniband.bth.psn"
 _FLUSH = 0x1C
 _ETHERNET, _IPV4, _IPV6, _UDP = 14, 20, 40, 8
 #: Offsets of fields that routers may change; the ICRC covers ones in their place: TOS, TTL and header checksum, or
@@ -32,14 +33,15 @@ def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
     """Check the packets of a capture file; returns how many have each opcode, or nothing without tshark.
 
     Raises:
-        AssertionError: Wireshark finds a malformed packet, an ICRC is wrong, or a NAK is not among ``naks``.
+        AssertionError: Wireshark finds a malformed packet, an ICRC is wrong, or a NAK is not among ``naks``. A NAK that
+            asks for a packet which is in the recording before it is explained: the machine has lost it behind that.
     """
     for number, (_, frame) in enumerate(frames(path), 1):
         assert frame[-4:] in icrcs(frame), f"frame {number} of {path.name}: wrong ICRC"
     if shutil.which("tshark") is None:
         return Counter()
-    packets = dissect(path, (_OPCODE, _SYNDROME, _QP), no_checksum=True)
-    not_ready = set()
+    packets = dissect(path, (_OPCODE, _SYNDROME, _QP, _PSN), no_checksum=True)
+    not_ready, sent = set(), set()
     for number, packet in enumerate(packets, 1):
         # READ responses and ATOMIC acknowledges have a syndrome too. An ACK is below 0x20.
         syndrome = int(packet[_SYNDROME] or "0", 0)
@@ -47,6 +49,10 @@ def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
             not_ready.add(packet[_QP])
         elif syndrome in SEQUENCE and packet[_QP] in not_ready:
             continue  # rdma_rxe's answer to the packets after a message without a receive
+        elif syndrome in SEQUENCE and packet[_PSN] in sent:
+            continue
+        elif not packet[_SYNDROME]:
+            sent.add(packet[_PSN])
         assert syndrome < 0x20 or syndrome in naks, f"frame {number} of {path.name}: NAK {syndrome:#x}"
     return Counter(packet[_OPCODE] for packet in packets)
 

@@ -22,7 +22,6 @@ RULES = (
     "a_peer_that_leaves_at_once_has_disconnected",
     "references_are_dropped_in_any_order",
     "a_device_is_removed_under_connections_and_waits",
-    "a_device_is_made_again_while_connections_begin",
 )
 
 

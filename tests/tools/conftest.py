@@ -9,6 +9,7 @@ import pytest
 from rdmacm.tools.main import main
 from support.netns import TwoHosts, two_hosts
 from support.servers import Result, Run
+from support.waiting import without_waiting
 
 
 @pytest.fixture
@@ -17,7 +18,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def run(*argv: str) -> Result:
         status = main(argv)
-        return Result(status, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        return Result(status, out, without_waiting(err))
 
     return run
 
