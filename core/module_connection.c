@@ -168,6 +168,19 @@ static PyObject *connection_take_deadline(Connection *self, PyObject *Py_UNUSED(
     return has_deadline ? PyFloat_FromDouble(deadline) : Py_NewRef(Py_None);
 }
 
+static PyObject *connection_transmit(Connection *self, PyObject *args) {
+    double now;
+    Py_ssize_t limit;
+    if (!PyArg_ParseTuple(args, "dn", &now, &limit))
+        return NULL;
+    size_t sent = 0;
+    PyThreadState *state = begin_core();
+    struct rdmacm_port *port = self->conn.port;
+    bool done = port && port->is_enabled && rdmacm_port_transmit(&self->conn, limit > 0 ? (size_t)limit : 0, now, &sent);
+    end_core(state);
+    return done ? PyLong_FromSize_t(sent) : Py_NewRef(Py_None);
+}
+
 static PyObject *connection_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
     if (!self->core)
         return PyList_New(0);
@@ -198,6 +211,8 @@ static PyMethodDef connection_methods[] = {
      "Python calls its timer at some time; the thread that serves peers does so too."},
     {"take_deadline", (PyCFunction)connection_take_deadline, METH_NOARGS,
      "Its deadline; with None, Python has no timer for it any more."},
+    {"transmit", (PyCFunction)connection_transmit, METH_VARARGS,
+     "transmit(now, limit): send up to `limit` packets, and return how many; None if Python has to do it."},
     {"take_counts", (PyCFunction)connection_take_counts, METH_NOARGS, "RcCore.core_take_counts() of its engine."},
     {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the port."},
     {NULL, NULL, 0, NULL},

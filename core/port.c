@@ -236,23 +236,28 @@ static void see_counts(struct rdmacm_conn *conn) {
         rdmacm_port_list_event(conn, RDMACM_EVENT_COUNTS);
 }
 
-/* Send up to `limit` packets; return how many were built. */
-static size_t transmit(struct rdmacm_conn *conn, size_t limit, double now) {
-    if (conn->ud)
-        return rdmacm_ud_transmit(conn->ud, limit);
+bool rdmacm_port_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent) {
     struct rdmacm_port *port = conn->port;
     struct rdmacm_out *out = &port->out;
-    if (!is_usual(conn) || !rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now)) {
-        rdmacm_port_list_event(conn, RDMACM_EVENT_TURN);
-        return 0;
-    }
-    size_t sent = 0;
+    *sent = 0;
+    if (!is_usual(conn) || !rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now))
+        return false;
     for (size_t i = 0; i < out->datagrams_count; i++) {
         const struct rdmacm_datagram *datagram = &out->datagrams[i];
         rdmacm_port_send(port, conn->fd, &conn->route, datagram);
-        sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
+        *sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
     }
     see_counts(conn);
+    return true;
+}
+
+/* Send up to `limit` packets; return how many were built. What the core cannot send is left to the owner. */
+static size_t transmit(struct rdmacm_conn *conn, size_t limit, double now) {
+    if (conn->ud)
+        return rdmacm_ud_transmit(conn->ud, limit);
+    size_t sent;
+    if (!rdmacm_port_transmit(conn, limit, now, &sent))
+        rdmacm_port_list_event(conn, RDMACM_EVENT_TURN);
     return sent;
 }
 

@@ -297,6 +297,10 @@ void rdmacm_port_acknowledge(struct rdmacm_port *port, double now);
 void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now);
 /* A connection may have a deadline: both the owner and the service thread look at it in time. */
 void rdmacm_port_see_timer(struct rdmacm_conn *conn);
+/* Send up to `limit` packets of a connection, and count them; false if the owner has to do it. The packets leave under
+ * the mutex, so that those of another thread do not overtake them. */
+bool rdmacm_port_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent);
+
 /* Let connections retransmit whose deadline has come. What the core cannot do there is left to the owner. */
 void rdmacm_port_call_timers(struct rdmacm_port *port, double now);
 /* Send what connections have left over. */

@@ -406,12 +406,15 @@ class SoftQP(WorkQueues["QPEngine"]):
         engine, route = self._engine, self._route
         if engine is None or route is None:
             return 0
-        mux = self._mux
-        sent = 0
-        send = mux.wire.send
-        for pieces, segment in engine.datagrams(now, limit, mux.train):
-            send(route, pieces, segment)
-            sent += -(-sum(map(len, pieces)) // segment) if segment else 1
+        mux, core = self._mux, self.core
+        # For a queue pair that has joined the port, the thread of the core sends too, and must not overtake this call.
+        transmitted = core.transmit(now, limit) if core is not None else None
+        sent = transmitted or 0
+        if transmitted is None:
+            send = mux.wire.send
+            for pieces, segment in engine.datagrams(now, limit, mux.train):
+                send(route, pieces, segment)
+                sent += -(-sum(map(len, pieces)) // segment) if segment else 1
         if engine.completed or (engine.failed and self.state is not _ERR):
             self._after(engine)
         deadline = engine.deadline
