@@ -83,33 +83,26 @@ def slot_of(packet: Buffer) -> int:
 
 def is_request(packet: Buffer) -> bool:
     """Whether a packet is a request for a service id: a REQ or SIDR_REQ."""
-    return (
-        len(packet) >= SERVICE_ID + 8
-        and packet[_CLASS] == _COM_MGT
-        and packet[_ATTRIBUTE + 1] in _REQUESTS
-        and not packet[_ATTRIBUTE]
-        and qpn_of(packet) == GSI_QPN
-    )
+    return len(packet) >= SERVICE_ID + 8 and _has_attribute(packet, _REQUESTS)
 
 
 def names_no_connection(packet: Buffer) -> bool:
     """Whether a packet is a REJ without the communication id of its receiver: its sender gave up before the REP."""
     return (
-        len(packet) >= SERVICE_ID
-        and packet[_CLASS] == _COM_MGT
-        and packet[_ATTRIBUTE + 1] == _REJ
-        and not any(packet[_REMOTE_ID : _REMOTE_ID + 4])
-        and not packet[_ATTRIBUTE]
-        and qpn_of(packet) == GSI_QPN
+        len(packet) >= SERVICE_ID and _has_attribute(packet, (_REJ,)) and not any(packet[_REMOTE_ID : _REMOTE_ID + 4])
     )
 
 
 def is_disconnect_request(packet: Buffer) -> bool:
     """Whether a packet is a DREQ."""
+    return len(packet) > SERVICE_ID and _has_attribute(packet, (_DREQ,))
+
+
+def _has_attribute(packet: Buffer, attributes: tuple[int, ...]) -> bool:
+    """Whether a packet, which has a communication id, is a message of the connection manager with an attribute."""
     return (
-        len(packet) > SERVICE_ID
-        and packet[_CLASS] == _COM_MGT
-        and packet[_ATTRIBUTE + 1] == _DREQ
+        packet[_CLASS] == _COM_MGT
+        and packet[_ATTRIBUTE + 1] in attributes
         and not packet[_ATTRIBUTE]
         and qpn_of(packet) == GSI_QPN
     )
