@@ -57,9 +57,11 @@ for peer, region in peers:
 if sys.argv[2] == "computing":
     with peers[0][0].qp.backend._mux.runtime.lock:  # no other thread is in the midst of something
         sys.setswitchinterval(1000)  # and none gets the interpreter
+elif sys.argv[2] == "sharing":  # each call that gives up the interpreter takes so long
+    sys.setswitchinterval(0.03)
 print("ready", flush=True)
 while not memory[0]:
-    if sys.argv[2] != "computing":
+    if sys.argv[2] == "polling":
         peers[0][0].recv_cq.poll(1)
 sys.setswitchinterval(0.005)
 sys.stdin.readline()
@@ -190,6 +192,14 @@ def test_strays_are_dropped_without_the_interpreter(host: str) -> None:
 @pytest.mark.parametrize("core", ["c", "python"])
 def test_strays_are_counted_by_the_same_names_with_either_core(core: str) -> None:
     with serving("127.0.0.1", "polling", core) as served:
+        sent = _send_strays(served)
+        served.read()
+        counters, _ = served.finish()
+    assert {name: counters.get(name) for name in sent} == sent
+
+
+def test_without_the_core_strays_cost_no_established_connection_while_the_application_computes() -> None:
+    with serving("127.0.0.1", "sharing", "python") as served:
         sent = _send_strays(served)
         served.read()
         counters, _ = served.finish()

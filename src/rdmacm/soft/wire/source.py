@@ -7,6 +7,7 @@ import time
 from socket import AF_INET, AF_INET6
 
 from rdmacm.soft.wire import sockets
+from rdmacm.soft.wire.held_reads import ReadMessage, held_reader
 
 __all__ = ["RequestRate", "Source"]
 
@@ -17,7 +18,7 @@ _BURST, _RATE = 256, 4000
 class Source:
     """A socket to receive from."""
 
-    __slots__ = ("end", "fd", "info", "is_gsi", "recent", "recvmsg_into", "start")
+    __slots__ = ("_sock", "end", "fd", "held_recvmsg_into", "info", "is_gsi", "recent", "recvmsg_into", "start")
 
     def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
         #: Whether it is one of slot 0, where management datagrams arrive.
@@ -25,10 +26,19 @@ class Source:
         #: The source itself, if packets for queue pairs arrive there.
         self.recent = None if is_gsi else self
         self.recvmsg_into = sock.recvmsg_into
+        #: The same without giving up the interpreter, after :meth:`hold_interpreter`; None where there is none.
+        self.held_recvmsg_into: ReadMessage | None = None
+        self._sock = sock
         self.fd = sock.fileno()
         # The ancillary message with the local address, and where in it that is: of in_pktinfo the address in the
         # packet's header, which the ICRC covers.
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
+
+    def hold_interpreter(self) -> ReadMessage | None:
+        """Make ``held_recvmsg_into``."""
+        if self.held_recvmsg_into is None:
+            self.held_recvmsg_into = held_reader(self._sock)
+        return self.held_recvmsg_into
 
 
 class RequestRate:

@@ -27,6 +27,7 @@ import secrets
 import select
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
@@ -42,6 +43,7 @@ from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undeliv
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.groups import GroupSockets, GroupSource
 from rdmacm.soft.wire.heirs import Inheritance
+from rdmacm.soft.wire.held_reads import ReadMessage
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.pollers import Pollers
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
@@ -66,6 +68,9 @@ _TRAINS = 4
 #: After so many calls of receive() in a row that found something, more than one packet is read from a socket. A round
 #: trip has fewer.
 _STREAM = 4
+#: Seconds for a datagram, at a stream, that say that another thread had the interpreter meanwhile; then so many calls
+#: of receive() keep it, and read so many datagrams at once.
+_GIVEN_UP, _HELD_CALLS, _HELD_BATCH = 0.001, 256, 64
 #: One receive() in so many asks which descriptors are readable; the others try the socket that was busy last.
 _POLL_INTERVAL = 16
 #: Management datagrams that are read at once, while too many arrive.
@@ -134,6 +139,8 @@ class UdpWire(Pollers):
         #: Calls of receive(), and how many of the latest in a row found something.
         self._calls = 0
         self._busy_calls = 0
+        #: How many further calls keep the interpreter as they read.
+        self._held_calls = 0
         #: The socket where the last packet for a queue pair arrived.
         self._recent: Source | None = None
         #: The processes that share the port, and what they forward to this one; None if it is not shared.
@@ -432,7 +439,12 @@ class UdpWire(Pollers):
         hold = self.hold_request if source.is_gsi else None
         if hold is not None:
             limit = begin + _REQUEST_BATCH
-        recvmsg_into, info = source.recvmsg_into, source.info
+        recvmsg_into: ReadMessage = source.recvmsg_into
+        info = source.info
+        began = time.monotonic() if limit > begin + 1 else 0.0
+        if began and self._held_calls and source.held_recvmsg_into is not None:
+            self._held_calls -= 1
+            recvmsg_into, limit, began = source.held_recvmsg_into, begin + _HELD_BATCH, 0.0
         while self._used < limit:
             if self._used == len(self._buffers):
                 self._add_buffer()
@@ -451,6 +463,8 @@ class UdpWire(Pollers):
                 return
             self._used += 1
             self._recent = source.recent
+            if began and time.monotonic() - began > _GIVEN_UP * (self._used - begin):
+                recvmsg_into, self._held_calls, began = source.hold_interpreter() or recvmsg_into, _HELD_CALLS, 0.0
             local = b""
             segment = 0
             for _, kind, value in control:
@@ -513,11 +527,11 @@ class UdpWire(Pollers):
             packet = data[start : start + segment]
             if len(packet) < SHORTEST_PACKET:
                 self.counters["short"] += 1
-            elif self._is_ours((packet, 0, remote, local)):
+            elif self._is_ours((packet, 0, remote, local), True):
                 found.append((packet, 0, remote, local))
 
-    def _is_ours(self, received: Received) -> bool:
-        """Whether a single packet is for this process; if not, it is forwarded."""
+    def _is_ours(self, received: Received, is_of_train: bool = False) -> bool:
+        """Whether a single packet is for this process. If not, it is forwarded where another process may want it."""
         assert self._group is not None
         packet = received[0]
         slot = slot_of(packet)
@@ -530,7 +544,9 @@ class UdpWire(Pollers):
         if slot in self.slots:
             return True
         if slot:
-            if not self._forward((self._group.slot_name(slot),), received):
+            # The system gives a packet of another process to this one only in a train.
+            is_lone = not (is_of_train or qpn == GSI_QPN)
+            if is_lone or not self._forward((self._group.slot_name(slot),), received):
                 self.counters["stray"] += 1
             return False
         if not is_request(packet):
