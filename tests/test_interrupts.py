@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
+from weakref import WeakSet
 
 import pytest
 
@@ -110,6 +111,38 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(KeyboardInterrupt):
             listener.accept(timeout=30)
         assert len(found) == 1
+
+
+def test_ctrl_c_is_not_lost_in_a_finalizer() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    item = Finalized()
+    with rdmacm.listen(("127.0.0.1", 0)), pytest.raises(KeyboardInterrupt):
+        del item
+        gc.collect()  # a call: Python looks for signals after it
+
+
+def test_ctrl_c_is_not_lost_as_a_weak_set_loses_its_object() -> None:
+    class Item:
+        pass
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_remove":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    item = Item()
+    items = WeakSet([item])
+    before = sys.getprofile()
+    try:
+        with rdmacm.listen(("127.0.0.1", 0)), pytest.raises(KeyboardInterrupt):
+            sys.setprofile(interrupt)
+            del item
+            len(items)  # a call: Python looks for signals after it
+    finally:
+        sys.setprofile(before)
 
 
 def test_a_second_signal_in_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "hold_during_fork",
     "interruptible",
     "is_at_work",
+    "loses_exceptions",
     "renew_in_child",
     "run_finalizers",
 ]
@@ -45,6 +46,8 @@ OUTSIDE = (*_TOOLS, *(_PACKAGE + name for name in ("testing", "protection", "pro
 
 #: What a thread executes before, around and after its run().
 _BOOTSTRAP = cast("Any", threading.Thread)._bootstrap_inner.__code__
+#: Modules of Python with callbacks of weak references, and what these are called there.
+_WEAK_MODULES, _WEAK_CALLBACKS = ("weakref", "_weakrefset"), ("remove", "_remove")
 #: The identities of the code objects of interruptible functions.
 _interruptible: set[int] = set()
 #: The finalizers that wait for :func:`run_finalizers`.
@@ -67,6 +70,16 @@ def is_at_work(frame: FrameType | None, outside: tuple[str, ...] = OUTSIDE) -> b
             return False
         name = frame.f_globals.get("__name__")
         if type(name) is str and name.startswith(_PACKAGE) and not name.startswith(outside):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def loses_exceptions(frame: FrameType | None) -> bool:
+    """Whether Python would ignore an exception: it is in a ``__del__``, or in a callback of a weak collection."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name == "__del__" or (name in _WEAK_CALLBACKS and frame.f_globals.get("__name__") in _WEAK_MODULES):
             return True
         frame = frame.f_back
     return False
