@@ -12,6 +12,8 @@
     python3 dev.py core [--output FILE] [ARGS...]
                                      build the compiled core (docs/core.md) into the sources, or into FILE, for Python
                                      of this machine; ARGS are the compiler's, such as -Werror
+    python3 dev.py tables [--check]  make the files that the Python engines and the compiled core share, of
+                                     tables/wire.toml
     python3 dev.py sanitize [ARGS...]
                                      run tests with the core built with AddressSanitizer and
                                      UndefinedBehaviorSanitizer; ARGS are pytest's, by default the tests of hostile
@@ -243,6 +245,10 @@ def core(arguments: list[str]) -> int:
     return _become([sys.executable, os.path.join(ROOT, "hatch_build.py"), *arguments], dict(os.environ))
 
 
+def tables(arguments: list[str]) -> int:
+    return _become([sys.executable, os.path.join(ROOT, "tables", "generate.py"), *arguments], _source_environ())
+
+
 def _build_core() -> None:
     """Build the core into the sources where that is possible, unless it is newer than what it is made from."""
     if os.environ.get("RDMACM_CORE") == "python":
@@ -382,6 +388,7 @@ def check(arguments: list[str]) -> int:
                 ("wheel", ["python", os.path.join("tests", "check_wheel.py"), dist], None),
             ],
             [
+                ("tables", ["python", "dev.py", "tables", "--check"], None),
                 ("ruff check", ["ruff", "check", "."], None),
                 ("ruff format", ["ruff", "format", "--check", "."], None),
                 ("import-linter", ["lint-imports"], None),
@@ -431,6 +438,7 @@ COMMANDS = {
     "test": test,
     "interop": interop,
     "core": core,
+    "tables": tables,
     "sanitize": sanitize,
     "check": check,
     "mutants": mutants,

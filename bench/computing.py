@@ -25,7 +25,8 @@ from forged import forged
 
 import rdmacm
 from rdmacm import CmId
-from rdmacm.proto.roce.headers import BTH, ROCE_PORT, RocePacket
+from rdmacm.proto.constants import ROCE_PORT
+from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire import sockets

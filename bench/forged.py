@@ -25,8 +25,9 @@ from rdmacm.proto.cm.messages import (
     pack_message,
 )
 from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, ROCE_PORT, RocePacket
+from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 

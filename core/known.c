@@ -9,11 +9,6 @@
 
 enum {
     LEAST_TABLE = 16,
-    ROCE_PORT = 4791, /* InfiniBand Architecture annex A17: the destination port of RoCEv2, which the ICRC covers */
-    GSI_QPN = 1,
-    MULTICAST_QPN = 0xFFFFFF,
-    SLOT_SHIFT = 12,
-    FLUSH = 0x1C,
     /* Datagrams for other processes that may wait for the owner. */
     MOST_OF_OTHERS = 64,
 };
@@ -109,11 +104,11 @@ static bool is_between(const struct rdmacm_known *known, const struct rdmacm_rec
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow) {
     if (from->local_length == 4 && from->source.ss_family == AF_INET) {
         const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
-        rdmacm_flow_init(flow, (const uint8_t *)&source->sin_addr, from->local, 4, ntohs(source->sin_port), ROCE_PORT);
+        rdmacm_flow_init(flow, (const uint8_t *)&source->sin_addr, from->local, 4, ntohs(source->sin_port), RDMACM_ROCE_PORT);
     } else if (from->local_length == 16 && from->source.ss_family == AF_INET6) {
         const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
         rdmacm_flow_init(flow, (const uint8_t *)&source->sin6_addr, from->local, 16, ntohs(source->sin6_port),
-                         ROCE_PORT);
+                         RDMACM_ROCE_PORT);
     } else {
         return false;
     }
@@ -126,7 +121,7 @@ bool rdmacm_is_damaged(const struct rdmacm_flow *flow, uint8_t *data, size_t siz
     uint32_t start = rdmacm_flow_start(flow, size, guess);
     uint32_t crc = rdmacm_crc32(start, data, size);
     bool is_right = rdmacm_flow_solve(flow, crc, size, guess) >= 0;
-    if (!is_right && data[0] == FLUSH) { /* rxe runs its CRC over the packet twice */
+    if (!is_right && data[0] == RDMACM_FLUSH) { /* rxe runs its CRC over the packet twice */
         crc = rdmacm_crc32(start, data, size - RDMACM_ICRC_LENGTH);
         data[4] = kept;
         crc = rdmacm_crc32(crc, data, size);
@@ -151,12 +146,12 @@ static bool is_own_slot(const struct rdmacm_port *port, uint32_t slot) {
 
 /* A packet whose queue pair does not exist here. */
 static enum rdmacm_stray judge_unknown(const struct rdmacm_port *port, uint32_t qp_num, bool is_in_train) {
-    uint32_t slot = qp_num >> SLOT_SHIFT;
-    if (qp_num == GSI_QPN)
+    uint32_t slot = qp_num >> RDMACM_QPN_BITS;
+    if (qp_num == RDMACM_GSI_QPN)
         return RDMACM_NO_STRAY;
     if (!port->shares_port)
-        return qp_num == MULTICAST_QPN ? RDMACM_NO_STRAY : RDMACM_UNKNOWN_QP;
-    if (qp_num == MULTICAST_QPN || !slot)
+        return qp_num == RDMACM_MULTICAST_QPN ? RDMACM_NO_STRAY : RDMACM_UNKNOWN_QP;
+    if (qp_num == RDMACM_MULTICAST_QPN || !slot)
         return RDMACM_STRAY;
     if (is_own_slot(port, slot))
         return RDMACM_UNKNOWN_QP;

@@ -154,12 +154,6 @@ PyObject *list_counts(const struct counts *counts);
 
 /* -- requests that are posted directly ------------------------------------------------------------------------------- */
 
-enum { /* enum ibv_send_flags */
-    SEND_SIGNALED = 2,
-    SEND_SOLICITED = 4,
-    SEND_INLINE = 8,
-};
-
 /* What a queue pair allows. */
 struct rules {
     const struct rdmacm_regions *regions;

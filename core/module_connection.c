@@ -17,12 +17,12 @@ static PyObject *s_remote_addr, *s_rkey;
 static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
                        bool has_element) {
     if ((opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ) ||
-        flags & ~(uint64_t)(SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE) ||
-        (opcode == RDMACM_WR_READ && flags & SEND_INLINE) || (has_element && !rules->has_send_sge))
+        flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE) ||
+        (opcode == RDMACM_WR_READ && flags & RDMACM_FLAG_INLINE) || (has_element && !rules->has_send_sge))
         return false;
     send->opcode = (uint8_t)opcode;
-    send->solicited = flags & SEND_SOLICITED;
-    send->is_silent = !(flags & SEND_SIGNALED || rules->signals_all);
+    send->solicited = flags & RDMACM_FLAG_SOLICITED;
+    send->is_silent = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
     return true;
 }
 

@@ -13,8 +13,6 @@ static PyTypeObject *datagrams_type;
 static PyObject *ah_class;
 static PyObject *s_imm_data, *s_ah, *s_remote_qpn, *s_remote_qkey, *s_pd, *s_core_route, *s_closed;
 
-enum { QPN_MASK = 0xFFFFFF };
-
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
 /* Whether an attribute is an object. */
@@ -42,12 +40,12 @@ static Route *route_of(const Datagrams *self, PyObject *request) {
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
 static bool begin_send(const struct rules *rules, const struct request *request, struct rdmacm_ud_send *send) {
     if ((request->opcode != RDMACM_WR_SEND && request->opcode != RDMACM_WR_SEND_WITH_IMM) ||
-        request->flags & ~(uint64_t)(SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE) ||
+        request->flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE) ||
         (request->has_element && !rules->has_send_sge))
         return false;
     send->has_imm = request->opcode == RDMACM_WR_SEND_WITH_IMM;
-    send->solicited = request->flags & SEND_SOLICITED;
-    send->is_silent = !(request->flags & SEND_SIGNALED || rules->signals_all);
+    send->solicited = request->flags & RDMACM_FLAG_SOLICITED;
+    send->is_silent = !(request->flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
     return true;
 }
 
@@ -61,7 +59,7 @@ static bool post_send(QueuePair *self, PyObject *object) {
     uint64_t qpn, qkey, imm = 0;
     uint8_t *data;
     bool done = parse_send(object, &request) && begin_send(&self->rules, &request, &send) &&
-                read_number(object, s_remote_qpn, QPN_MASK, &qpn) &&
+                read_number(object, s_remote_qpn, RDMACM_QPN_MASK, &qpn) &&
                 read_number(object, s_remote_qkey, UINT32_MAX, &qkey) &&
                 (!send.has_imm || read_number(object, s_imm_data, UINT32_MAX, &imm));
     Route *route = done ? route_of((Datagrams *)self, object) : NULL;

@@ -144,11 +144,11 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
     PyObject *view, *pd;
     if (!PyArg_ParseTuple(args, "IKOIO", &key, &address, &view, &access, &pd))
         return NULL;
-    bool is_written = access & (RDMACM_REMOTE_WRITE | RDMACM_LOCAL_WRITE);
+    bool is_written = access & (RDMACM_ACCESS_REMOTE_WRITE | RDMACM_ACCESS_LOCAL_WRITE);
     struct hold *hold = hold_region(pd, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE);
-    if (!hold && !(access & RDMACM_REMOTE_WRITE)) { /* read-only: the engine reports who writes there */
+    if (!hold && !(access & RDMACM_ACCESS_REMOTE_WRITE)) { /* read-only: the engine reports who writes there */
         PyErr_Clear();
-        access &= ~(unsigned)RDMACM_LOCAL_WRITE;
+        access &= ~(unsigned)RDMACM_ACCESS_LOCAL_WRITE;
         hold = hold_region(pd, view, PyBUF_SIMPLE);
     }
     if (!hold)

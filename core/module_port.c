@@ -532,11 +532,11 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
             port->lost[code] = 0;
         }
     }
-    found[count].code = -1;
+    found[count].code = RDMACM_COUNT_NO_ROOM;
     found[count++].count = port->no_room;
-    found[count].code = -2;
+    found[count].code = RDMACM_COUNT_TRAINS_CUT;
     found[count++].count = port->trains_cut;
-    found[count].code = -3;
+    found[count].code = RDMACM_COUNT_DROPPED;
     found[count++].count = port->dropped;
     port->no_room = port->trains_cut = port->dropped = 0;
     rdmacm_leave();
@@ -552,11 +552,11 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
 /* -- queue pairs, and packets that none of them accepts -------------------------------------------------------------- */
 
 static PyObject *port_set_slots(Port *self, PyObject *slots) {
-    uint8_t own[RDMACM_SLOTS / 8] = {0};
+    uint8_t own[RDMACM_MAX_SLOT / 8 + 1] = {0};
     Py_ssize_t count = slots == Py_None ? 0 : PyTuple_Check(slots) ? PyTuple_Size(slots) : -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         size_t slot = PyLong_AsSize_t(PyTuple_GetItem(slots, i));
-        if (slot < RDMACM_SLOTS)
+        if (slot <= RDMACM_MAX_SLOT)
             own[slot >> 3] |= (uint8_t)(1u << (slot & 7));
     }
     if (count < 0 && !PyErr_Occurred())
@@ -587,7 +587,7 @@ static PyObject *port_accept(Port *self, PyObject *args) {
     enter_core();
     struct rdmacm_known *known = rdmacm_port_know(self->port, qp_num);
     if (known) {
-        known->accepts = (enum rdmacm_acceptance)accepts;
+        known->accepts = (int)accepts;
         if (accepts == RDMACM_ACCEPTS_PEER) {
             known->is_ipv6 = local_length == 16;
             memcpy(known->remote, remote, (size_t)remote_length);

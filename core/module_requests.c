@@ -135,14 +135,14 @@ struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct 
     *data = NULL;
     *length = 0;
     if (local && local->bytes) {
-        if (!(flags & SEND_INLINE) || (size_t)PyBytes_Size(local->bytes) > rules->max_inline)
+        if (!(flags & RDMACM_FLAG_INLINE) || (size_t)PyBytes_Size(local->bytes) > rules->max_inline)
             return NULL;
         bytes = Py_NewRef(local->bytes);
     } else if (local) {
-        if (!find_memory(rules, local, is_written ? RDMACM_LOCAL_WRITE : 0, data, &region))
+        if (!find_memory(rules, local, is_written ? RDMACM_ACCESS_LOCAL_WRITE : 0, data, &region))
             return NULL;
         *length = (uint32_t)local->length;
-        if (flags & SEND_INLINE) {
+        if (flags & RDMACM_FLAG_INLINE) {
             if (local->length > rules->max_inline)
                 return NULL;
             bytes = PyBytes_FromStringAndSize((const char *)*data, (Py_ssize_t)local->length);
@@ -163,7 +163,7 @@ struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct 
 struct hold *hold_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
                           struct rdmacm_recv *recv) {
     struct hold *region = NULL;
-    if (local && (!rules->has_recv_sge || !find_memory(rules, local, RDMACM_LOCAL_WRITE, &recv->data, &region)))
+    if (local && (!rules->has_recv_sge || !find_memory(rules, local, RDMACM_ACCESS_LOCAL_WRITE, &recv->data, &region)))
         return NULL;
     recv->length = local ? local->length : 0;
     recv->lkey = region ? (uint32_t)local->lkey : 0;

@@ -14,21 +14,6 @@
 #define UDP_GRO 104
 #endif
 
-enum {
-    /* How many datagrams one call reads, or how many trains: packets are acknowledged after it. */
-    BATCH = 16,
-    TRAINS = 4,
-    /* After so many calls in a row that found something, more than one datagram is read. A round trip has fewer. */
-    STREAM = 4,
-    /* How many times a call is repeated that failed with the error of an undelivered packet. */
-    READ_AGAIN = 4,
-    /* Packets that a connection sends in its turn, and that one call sends. */
-    TURN = 64,
-    MOST_SENT = 256,
-    /* Timers that one call calls. */
-    MOST_TIMERS = 256,
-};
-
 double rdmacm_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -291,7 +276,7 @@ void rdmacm_port_call_timers(struct rdmacm_port *port, double now) {
     if (now < port->timers_due)
         return;
     double due = INFINITY;
-    size_t left = MOST_TIMERS;
+    size_t left = RDMACM_MOST_TIMERS;
     for (struct rdmacm_conn *conn = port->timers, *next; conn; conn = next) {
         struct rdmacm_rc *rc = conn->rc;
         next = conn->next_timer;
@@ -317,12 +302,12 @@ void rdmacm_port_call_timers(struct rdmacm_port *port, double now) {
 }
 
 void rdmacm_port_take_turns(struct rdmacm_port *port, double now) {
-    for (size_t left = MOST_SENT; port->ready && left;) {
+    for (size_t left = RDMACM_MOST_SENT; port->ready && left;) {
         struct rdmacm_conn *conn = port->ready;
         port->ready = conn->next_ready;
         conn->in_ready = false;
-        size_t sent = transmit(conn, TURN, now);
-        if (sent >= TURN)
+        size_t sent = transmit(conn, RDMACM_TURN, now);
+        if (sent >= RDMACM_TURN)
             list_ready(conn);
         rdmacm_port_see_timer(conn);
         left -= sent < left ? (sent ? sent : 1) : left;
@@ -337,7 +322,7 @@ void rdmacm_port_acknowledge(struct rdmacm_port *port, double now) {
         port->acks = conn->next_ack;
         conn->in_acks = false;
         if (!is_usual(conn) || rdmacm_rc_to_send(conn->rc))
-            transmit(conn, TURN, now);
+            transmit(conn, RDMACM_TURN, now);
     }
 }
 
@@ -358,7 +343,7 @@ void rdmacm_port_posted(struct rdmacm_conn *conn, double now) {
     if (port->ready) {
         list_ready(conn);
         rdmacm_port_take_turns(port, now);
-    } else if (transmit(conn, TURN, now) >= TURN) {
+    } else if (transmit(conn, RDMACM_TURN, now) >= RDMACM_TURN) {
         list_ready(conn);
         rdmacm_port_take_turns(port, now);
     }
@@ -492,7 +477,7 @@ static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmac
 
 /* The number of the queue pair of the packet at byte `at`. */
 static uint32_t qp_num_at(const struct rdmacm_port *port, size_t at) {
-    return rdmacm_load32(port->buffer + at + 4) & 0xFFFFFF;
+    return rdmacm_load32(port->buffer + at + 4) & RDMACM_QPN_MASK;
 }
 
 /* The end of the packets of a train that follow one another for one queue pair. */
@@ -624,7 +609,7 @@ bool rdmacm_port_needs_owner(const struct rdmacm_port *port) {
 size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
     /* Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
      * coming: a lone message is answered sooner. */
-    size_t limit = port->busy_calls > STREAM ? BATCH : 1, count = 0;
+    size_t limit = port->busy_calls > RDMACM_STREAM ? RDMACM_BATCH : 1, count = 0;
     bool is_alone = true;
     double now = 0;
     for (int errors = 0; count < limit && port->arrivals_count < most_left;) {
@@ -634,7 +619,7 @@ size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
             if (errno == EINTR)
                 continue;
             /* Of an undelivered packet. The owner sees the report, which poll(2) announces. */
-            if (++errors < READ_AGAIN)
+            if (++errors < RDMACM_READ_AGAIN)
                 continue;
             rdmacm_port_count_lost(port, errno);
             break;
@@ -647,8 +632,8 @@ size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
         count++;
         if (from.segment && is_alone) { /* a train is rarely the only one */
             is_alone = false;
-            limit = count - 1 + TRAINS;
-            port->busy_calls = STREAM + 1;
+            limit = count - 1 + RDMACM_TRAINS;
+            port->busy_calls = RDMACM_STREAM + 1;
         }
         now = now > 0 ? now : rdmacm_now();
         deliver(port, &from, now);

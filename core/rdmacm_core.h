@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "rdmacm_tables.h"
+
 /* -- CRC-32 and the invariant CRC ---------------------------------------------------------------------------------- */
 
 /* Make the tables, and find out what the processor has. Call it once, before anything else. */
@@ -31,16 +33,6 @@ struct rdmacm_flow {
     bool is_ipv6;
 };
 
-enum {
-    RDMACM_BTH_LENGTH = 12,
-    RDMACM_ICRC_LENGTH = 4,
-    RDMACM_SHORTEST_PACKET = RDMACM_BTH_LENGTH + RDMACM_ICRC_LENGTH,
-    RDMACM_LONGEST_PACKET = 40 + 4096 + RDMACM_ICRC_LENGTH,
-};
-
-/* The CRC over a packet and its correct ICRC. */
-#define RDMACM_RESIDUE UINT32_C(0x2144DF1C)
-
 /* `address_length` is 4 or 16; `sport` and `dport` are UDP ports. */
 void rdmacm_flow_init(struct rdmacm_flow *flow, const uint8_t *source, const uint8_t *destination,
                       size_t address_length, uint16_t sport, uint16_t dport);
@@ -52,12 +44,6 @@ uint32_t rdmacm_flow_start(const struct rdmacm_flow *flow, size_t length, uint16
 int32_t rdmacm_flow_solve(const struct rdmacm_flow *flow, uint32_t crc, size_t length, uint16_t guess);
 
 /* -- registered memory ----------------------------------------------------------------------------------------------- */
-
-enum { /* enum ibv_access_flags */
-    RDMACM_LOCAL_WRITE = 1 << 0,
-    RDMACM_REMOTE_WRITE = 1 << 1,
-    RDMACM_REMOTE_READ = 1 << 2,
-};
 
 struct rdmacm_region {
     uint64_t address; /* as peers name it */
@@ -90,13 +76,6 @@ uint8_t *rdmacm_regions_locate(const struct rdmacm_regions *regions, uint64_t pd
 
 /* -- work requests and completions ----------------------------------------------------------------------------------- */
 
-enum rdmacm_opcode { /* enum ibv_wr_opcode */
-    RDMACM_WR_WRITE = 0,
-    RDMACM_WR_SEND = 2,
-    RDMACM_WR_SEND_WITH_IMM = 3, /* of datagrams alone */
-    RDMACM_WR_READ = 4,
-};
-
 /* A request of the send queue, with one local buffer. */
 struct rdmacm_send {
     void *hold;          /* the owner's; keeps the buffer alive */
@@ -104,7 +83,7 @@ struct rdmacm_send {
     uint64_t remote_addr;
     uint32_t length;     /* bytes */
     uint32_t rkey;
-    uint8_t opcode;      /* enum rdmacm_opcode */
+    uint8_t opcode;      /* enum ibv_wr_opcode; SEND_WITH_IMM of datagrams alone */
     bool solicited;
     bool is_silent;      /* whether its success makes no completion for the user */
     /* Set when the request begins. */
@@ -125,7 +104,7 @@ struct rdmacm_recv {
 struct rdmacm_completion {
     void *hold;       /* that of the request */
     uint32_t byte_len;
-    uint8_t opcode;   /* enum rdmacm_opcode of a send */
+    uint8_t opcode;   /* enum ibv_wr_opcode of a send */
     bool is_recv;
     bool solicited;
     bool is_silent;
@@ -331,38 +310,6 @@ bool rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit,
 
 /* Make room for `more` entries behind `count` in a ring of entries of `size` bytes. */
 bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size_t more, size_t size);
-
-enum {
-    RDMACM_PSN_MASK = 0xFFFFFF,
-    RDMACM_PSN_HALF = 0x800000,
-};
-
-#define RDMACM_LONGEST_MESSAGE UINT32_C(0x80000000)
-
-enum { /* BTH opcodes */
-    RDMACM_SEND_FIRST = 0x00,
-    RDMACM_SEND_MIDDLE = 0x01,
-    RDMACM_SEND_LAST = 0x02,
-    RDMACM_SEND_ONLY = 0x04,
-    RDMACM_WRITE_FIRST = 0x06,
-    RDMACM_WRITE_MIDDLE = 0x07,
-    RDMACM_WRITE_LAST = 0x08,
-    RDMACM_WRITE_ONLY = 0x0A,
-    RDMACM_READ_REQUEST = 0x0C,
-    RDMACM_READ_RESPONSE_FIRST = 0x0D,
-    RDMACM_READ_RESPONSE_MIDDLE = 0x0E,
-    RDMACM_READ_RESPONSE_LAST = 0x0F,
-    RDMACM_READ_RESPONSE_ONLY = 0x10,
-    RDMACM_ACKNOWLEDGE = 0x11,
-};
-
-enum { RDMACM_OPERATION_SEND = 1, RDMACM_OPERATION_WRITE = 2 };
-
-#define RDMACM_ACK_SYNDROME UINT32_C(0x1F)
-#define RDMACM_RNR_NAK UINT32_C(0x20)
-#define RDMACM_NAK_PSN_SEQUENCE_ERROR UINT32_C(0x60)
-#define RDMACM_LOWEST_NAK_AETH UINT32_C(0x20000000)
-#define RDMACM_ACK_REQUEST UINT32_C(0x80000000)
 
 static inline uint32_t rdmacm_psn_add(uint32_t psn, uint32_t count) { return (psn + count) & RDMACM_PSN_MASK; }
 

@@ -101,13 +101,6 @@ struct rdmacm_route {
 
 /* -- connections ----------------------------------------------------------------------------------------------------- */
 
-/* What the owner has to do for a connection. */
-enum {
-    RDMACM_EVENT_TIMER = 1, /* call its timer at rc->deadline */
-    RDMACM_EVENT_TURN = 2,  /* send: the core cannot */
-    RDMACM_EVENT_COUNTS = 4, /* take what it has counted */
-};
-
 struct rdmacm_ud_end;
 
 /* Packets that no queue pair of this port has seen; the names are those of the counters of the wire. */
@@ -123,17 +116,11 @@ enum rdmacm_stray {
     RDMACM_NO_STRAY = RDMACM_STRAYS,
 };
 
-enum rdmacm_acceptance {
-    RDMACM_ACCEPTS_ANY, /* packets of every address */
-    RDMACM_ACCEPTS_NONE,
-    RDMACM_ACCEPTS_PEER, /* those from one address to another */
-};
-
 /* A queue pair of the owner's, which may have joined the port. */
 struct rdmacm_known {
     uint32_t qp_num;
     struct rdmacm_conn *conn; /* NULL: it has not joined */
-    enum rdmacm_acceptance accepts;
+    int accepts; /* RDMACM_ACCEPTS_... */
     bool is_ipv6;
     uint8_t remote[16], local[16];
     uint32_t scope; /* of a link-local peer, the interface index; else 0 */
@@ -160,7 +147,7 @@ struct rdmacm_conn {
     /* Requests posted here, less those completed here, since the owner has looked. */
     int64_t sends_change, recvs_change;
     struct rdmacm_known *known;
-    unsigned events;
+    unsigned events; /* RDMACM_EVENT_...: what the owner has to do */
     bool has_timer; /* whether the owner will call its timer, at some time */
     bool in_acks, in_ready, in_events, in_timers;
     struct rdmacm_conn *next_ack, *next_ready, *next_event;
@@ -203,7 +190,6 @@ struct rdmacm_arrival {
 enum {
     RDMACM_LONGEST_DATAGRAM = 65536,
     RDMACM_ERRNO_COUNT = 160,
-    RDMACM_SLOTS = 4096,
     /* Datagrams and bytes that may wait for the owner, of one queue pair and of all. More are lost, so that the packets
      * of others are read. */
     RDMACM_QUEUE_DATAGRAMS = 1024,
@@ -240,7 +226,7 @@ struct rdmacm_port {
     size_t known_capacity, known_count;
     size_t conns_count; /* those that have joined */
     bool shares_port;   /* whether other processes have other slots */
-    uint8_t own_slots[RDMACM_SLOTS / 8]; /* a bit for each */
+    uint8_t own_slots[RDMACM_MAX_SLOT / 8 + 1]; /* a bit for each */
 
     struct rdmacm_conn *acks, *ready, *events; /* lists */
     struct rdmacm_conn *timers; /* connections that had a deadline when the list was last read, or later */

@@ -8,13 +8,7 @@
 
 #include "rdmacm_core.h"
 
-enum {
-    RDMACM_GRH_LENGTH = 40,
-    RDMACM_UD_MOST_PAYLOAD = 4096,
-};
-
-/* A Q_Key of a request with this bit stands for that of its queue pair. */
-#define RDMACM_OWN_QKEY UINT32_C(0x80000000)
+enum { RDMACM_UD_MOST_PAYLOAD = 4096 };
 
 /* A datagram to send. */
 struct rdmacm_ud_send {

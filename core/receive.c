@@ -15,8 +15,6 @@ struct packet {
     size_t size; /* of the body */
 };
 
-enum { RETH_LENGTH = 16, AETH_LENGTH = 4, SYNDROME_KIND = 0xE0 };
-
 /* What was done with a packet. */
 enum outcome {
     LEFT,    /* nothing: it is Python's */
@@ -108,9 +106,9 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
         rkey = rdmacm_load32(data + 8);
         length = rdmacm_load32(data + 12);
         offset = 0;
-        data += RETH_LENGTH;
-        size -= RETH_LENGTH;
-        if (!(rc->access & RDMACM_REMOTE_WRITE) || length > RDMACM_LONGEST_MESSAGE)
+        data += RDMACM_RETH_LENGTH;
+        size -= RDMACM_RETH_LENGTH;
+        if (!(rc->access & RDMACM_ACCESS_REMOTE_WRITE) || length > RDMACM_LONGEST_MESSAGE)
             return LEFT;
     }
     if (!has_right_size(rc, is_start, is_end, size) || offset > length || size > length - offset)
@@ -119,7 +117,7 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
     if (is_end ? end != length : end >= length)
         return LEFT;
     if (length) { /* the memory may have been deregistered since the last packet */
-        uint8_t *target = rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_REMOTE_WRITE);
+        uint8_t *target = rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
         if (!target)
             return LEFT;
         if (size)
@@ -137,11 +135,11 @@ static bool has_room(const struct rdmacm_rc *rc) { return rc->responses_count + 
 static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet) {
     uint64_t address = rdmacm_load64(packet->body);
     uint32_t rkey = rdmacm_load32(packet->body + 8), length = rdmacm_load32(packet->body + 12);
-    if (rc->operation || !(rc->access & RDMACM_REMOTE_READ) || length > RDMACM_LONGEST_MESSAGE ||
+    if (rc->operation || !(rc->access & RDMACM_ACCESS_REMOTE_READ) || length > RDMACM_LONGEST_MESSAGE ||
         rc->reads_waiting >= rc->max_dest_rd_atomic || rc->reads_waiting >= rc->resources_capacity ||
         !has_room(rc))
         return LEFT;
-    if (length && !rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_REMOTE_READ))
+    if (length && !rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
         return LEFT;
     uint32_t packets = rdmacm_packets(rc, length);
     struct rdmacm_resource *resource = &rc->resources[rc->resources_next];
@@ -343,11 +341,7 @@ static enum outcome stray(struct rdmacm_rc *rc) {
 }
 
 /* Seconds that the codes 0 to 31 of an RNR NAK stand for. */
-static const double rnr_seconds[32] = {
-    0.65536, 0.00001, 0.00002, 0.00003, 0.00004, 0.00006, 0.00008, 0.00012, 0.00016, 0.00024, 0.00032,
-    0.00048, 0.00064, 0.00096, 0.00128, 0.00192, 0.00256, 0.00384, 0.00512, 0.00768, 0.01024, 0.01536,
-    0.02048, 0.03072, 0.04096, 0.06144, 0.08192, 0.12288, 0.16384, 0.24576, 0.32768, 0.49152,
-};
+static const double rnr_seconds[32] = RDMACM_RNR_SECONDS;
 
 /* The peer has had no receive for the request of a PSN: send it again after a pause. */
 static void wait_for_receive(struct rdmacm_rc *rc, uint32_t psn, uint32_t timer_code, double now) {
@@ -367,7 +361,7 @@ static enum outcome take_ack(struct rdmacm_rc *rc, const struct packet *packet, 
     uint32_t psn = packet->psn, syndrome = packet->body[0];
     if (!is_outstanding(rc, psn))
         return stray(rc);
-    uint32_t kind = syndrome & SYNDROME_KIND;
+    uint32_t kind = syndrome & RDMACM_SYNDROME_KIND;
     bool is_lost = syndrome == RDMACM_NAK_PSN_SEQUENCE_ERROR, is_not_ready = kind == RDMACM_RNR_NAK;
     if (kind && !is_lost && !is_not_ready)
         return LEFT;
@@ -430,8 +424,8 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
     const uint8_t *data = packet->body;
     size_t size = packet->size;
     if (packet->opcode != RDMACM_READ_RESPONSE_MIDDLE) {
-        data += AETH_LENGTH;
-        size -= AETH_LENGTH;
+        data += RDMACM_AETH_LENGTH;
+        size -= RDMACM_AETH_LENGTH;
     }
     bool is_last = psn == send->last_psn, ends_part = is_last || index + 1 == rdmacm_read_part_end(rc, index);
     uint32_t left = send->length - send->received_bytes;
@@ -456,17 +450,14 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
 
 /* -- packets --------------------------------------------------------------------------------------------------------- */
 
-/* By opcode: bytes of the headers, 0 for those that the core does not know. */
-static const uint8_t header_lengths[256] = {
-    [RDMACM_SEND_FIRST] = 12,          [RDMACM_SEND_MIDDLE] = 12,         [RDMACM_SEND_LAST] = 12,
-    [RDMACM_SEND_ONLY] = 12,           [RDMACM_WRITE_FIRST] = 28,         [RDMACM_WRITE_MIDDLE] = 12,
-    [RDMACM_WRITE_LAST] = 12,          [RDMACM_WRITE_ONLY] = 28,          [RDMACM_READ_REQUEST] = 28,
-    [RDMACM_READ_RESPONSE_FIRST] = 16, [RDMACM_READ_RESPONSE_MIDDLE] = 12, [RDMACM_READ_RESPONSE_LAST] = 16,
-    [RDMACM_READ_RESPONSE_ONLY] = 16,  [RDMACM_ACKNOWLEDGE] = 16,
-};
+static const uint8_t header_lengths[256] = RDMACM_HEADER_LENGTHS;
 
-/* The first half of a BTH without opcode, SE, M, PadCnt, FECN, BECN and the reserved bits after these. */
-#define FIXED_BTH_BITS UINT64_C(0x000FFFFF00FFFFFF)
+/* The opcodes that the core processes: a bit for each. */
+static const uint32_t usual_opcodes =
+    1U << RDMACM_SEND_FIRST | 1U << RDMACM_SEND_MIDDLE | 1U << RDMACM_SEND_LAST | 1U << RDMACM_SEND_ONLY |
+    1U << RDMACM_WRITE_FIRST | 1U << RDMACM_WRITE_MIDDLE | 1U << RDMACM_WRITE_LAST | 1U << RDMACM_WRITE_ONLY |
+    1U << RDMACM_READ_REQUEST | 1U << RDMACM_READ_RESPONSE_FIRST | 1U << RDMACM_READ_RESPONSE_MIDDLE |
+    1U << RDMACM_READ_RESPONSE_LAST | 1U << RDMACM_READ_RESPONSE_ONLY | 1U << RDMACM_ACKNOWLEDGE;
 
 static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *packet) {
     if (packet->psn != rc->expected_psn)
@@ -492,8 +483,8 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_
     uint8_t opcode = data[0];
     size_t header_length = header_lengths[opcode], pad = data[1] >> 4 & 3;
     /* A packet with FECN, BECN or a bit after them has another ICRC: byte 4 counts as ones in it. */
-    if (!header_length || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] || rc->receive_bth < 0 ||
-        (half & FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
+    if (opcode >= 32 || !(usual_opcodes >> opcode & 1) || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] || rc->receive_bth < 0 ||
+        (half & RDMACM_FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
         return LEFT;
     uint16_t expected = (uint16_t)rc->identification;
     uint32_t crc = rdmacm_crc32(rdmacm_flow_start(&rc->flow_in, size, expected), data, size);
@@ -516,23 +507,17 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_
     return outcome;
 }
 
-/* By opcode: bytes of the headers of the packets that the Python engine knows. */
-static const uint8_t known_lengths[32] = {
-    12, 12, 12, 16, 12, 16, 28, 12, 12, 16, 28, 32, 28, 16, 12, 16, 16, 16, 24, 40, 40, 0, 16, 16,
-    [0x1C] = 32, [0x1D] = 28,
-};
-
 /* Whether a P_Key matches: the same partition, and one of the two a full member. */
 static bool matches_pkey(const struct rdmacm_rc *rc, uint32_t pkey) {
     uint32_t own = (uint32_t)(rc->send_bth >> 32) & 0xFFFF;
-    return own & 0x7FFF && !((own ^ pkey) & 0x7FFF) && (own | pkey) & 0x8000;
+    return own & RDMACM_PKEY_BITS && !((own ^ pkey) & RDMACM_PKEY_BITS) && (own | pkey) & 0x8000;
 }
 
 enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, uint8_t *data,
                                       size_t size) {
     if (size < RDMACM_SHORTEST_PACKET || size > RDMACM_LONGEST_PACKET)
         return RDMACM_REFUSED_LENGTH;
-    size_t headers = data[0] < sizeof known_lengths ? known_lengths[data[0]] : 0, pad = data[1] >> 4 & 3;
+    size_t headers = data[0] < 32 ? header_lengths[data[0]] : 0, pad = data[1] >> 4 & 3;
     if (!headers)
         return RDMACM_REFUSED_OPCODE;
     if (size < headers + pad + RDMACM_ICRC_LENGTH)

@@ -13,15 +13,6 @@
 #define UDP_SEGMENT 103
 #endif
 
-enum {
-    /* How many times a call is repeated that failed with the error of an undelivered packet. */
-    SEND_AGAIN = 3,
-    /* Milliseconds to wait for room in a full send queue. */
-    SEND_WAIT = 5,
-    MOST_IN_TRAIN = 64,
-    LONGEST_TRAIN = 65507,
-};
-
 /* sendmsg(2), repeated if the error may be that of an earlier packet, which the system reports so; 0 or its errno. */
 static int send_message(int fd, const struct msghdr *message) {
     int before = 0;
@@ -31,13 +22,13 @@ static int send_message(int fd, const struct msghdr *message) {
         int code = errno;
         if (code == EINTR)
             continue;
-        if (i >= SEND_AGAIN || code == before)
+        if (i >= RDMACM_SEND_AGAIN || code == before)
             return code;
         before = code;
         if (code == EAGAIN) {
             struct pollfd room = {.fd = fd, .events = POLLOUT};
-            if (poll(&room, 1, SEND_WAIT) > 0 && !(room.revents & POLLOUT)) /* a report, which ends every poll(2) */
-                nanosleep(&(struct timespec){.tv_nsec = SEND_WAIT * 1000000}, NULL);
+            if (poll(&room, 1, RDMACM_SEND_WAIT) > 0 && !(room.revents & POLLOUT)) /* a report, which ends every poll(2) */
+                nanosleep(&(struct timespec){.tv_nsec = RDMACM_SEND_WAIT * 1000000}, NULL);
         }
     }
 }
@@ -89,10 +80,6 @@ static bool send_singly(struct rdmacm_port *port, int fd, struct rdmacm_route *r
     return is_sent;
 }
 
-static bool is_refusal_of_trains(int code) {
-    return code == EINVAL || code == EIO || code == ENOPROTOOPT || code == EOPNOTSUPP || code == EMSGSIZE;
-}
-
 void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
                       const struct rdmacm_datagram *datagram) {
     struct msghdr message = {
@@ -113,9 +100,9 @@ void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *rou
     int code = send_message(fd, &message);
     if (!code)
         return;
-    if (datagram->segment && is_refusal_of_trains(code)) {
+    if (datagram->segment && RDMACM_IS_NO_TRAIN(code)) {
         /* A train that was too long, or packets too long for the path, mean nothing for the next train. */
-        bool is_too_long = datagram->bytes > LONGEST_TRAIN || datagram->bytes > MOST_IN_TRAIN * datagram->segment;
+        bool is_too_long = datagram->bytes > RDMACM_LONGEST_TRAIN || datagram->bytes > RDMACM_MOST_IN_TRAIN * datagram->segment;
         if (send_singly(port, fd, route, datagram, &message) && code != EMSGSIZE && !is_too_long)
             route->train = 0;
         return;

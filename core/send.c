@@ -15,8 +15,6 @@ static void store_le32(uint8_t *p, uint32_t value) {
 /* -- trains ---------------------------------------------------------------------------------------------------------- */
 
 /* UDP_MAX_SEGMENTS of Linux until 6.8. */
-enum { MOST_IN_TRAIN = 64 };
-
 void rdmacm_out_begin(struct rdmacm_out *out, const struct rdmacm_flow *flow, size_t train) {
     out->datagrams_count = out->pieces_count = out->headers_used = 0;
     out->flow = flow;
@@ -41,8 +39,8 @@ static void open_datagram(struct rdmacm_out *out, size_t size) {
     datagram->segment = size;
     out->packets = 0;
     out->left = out->train / size;
-    if (out->left > MOST_IN_TRAIN)
-        out->left = MOST_IN_TRAIN;
+    if (out->left > RDMACM_MOST_IN_TRAIN)
+        out->left = RDMACM_MOST_IN_TRAIN;
     if (!out->left)
         out->left = 1;
 }
@@ -115,7 +113,7 @@ static void add_pending_ack(struct rdmacm_rc *rc, struct rdmacm_out *out) {
 
 static const uint8_t *memory_of(const struct rdmacm_rc *rc, const struct rdmacm_response *response) {
     return rdmacm_regions_find(rc->regions, rc->pd, response->read.rkey, response->read.address,
-                               response->read.length, RDMACM_REMOTE_READ);
+                               response->read.length, RDMACM_ACCESS_REMOTE_READ);
 }
 
 /* Whether the peer may still read what it has asked for; a repeated request is dropped otherwise. */

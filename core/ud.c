@@ -6,20 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { /* BTH opcodes */
-    UD_SEND_ONLY = 0x64,
-    UD_SEND_ONLY_WITH_IMMEDIATE = 0x65,
-};
-
 enum {
-    DETH_LENGTH = 8,
-    IMM_DT_LENGTH = 4,
-    HEADERS_LENGTH = RDMACM_BTH_LENGTH + DETH_LENGTH,
+    HEADERS_LENGTH = RDMACM_BTH_LENGTH + RDMACM_DETH_LENGTH,
     SHORTEST = HEADERS_LENGTH + RDMACM_ICRC_LENGTH,
-    LONGEST = HEADERS_LENGTH + IMM_DT_LENGTH + RDMACM_UD_MOST_PAYLOAD + RDMACM_ICRC_LENGTH,
-    DEFAULT_PKEY = 0xFFFF,
-    PKEY_BITS = 0x7FFF,
-    QPN_MASK = 0xFFFFFF,
+    LONGEST = HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH + RDMACM_UD_MOST_PAYLOAD + RDMACM_ICRC_LENGTH,
     IPV4_LENGTH = 20,
     UDP_LENGTH = 8,
     UDP_PROTOCOL = 17,
@@ -110,17 +100,17 @@ void *rdmacm_ud_next_route(struct rdmacm_ud *ud) {
 static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struct rdmacm_ud_send *send) {
     uint8_t *headers = rdmacm_out_headers(out);
     size_t length = HEADERS_LENGTH;
-    headers[0] = send->has_imm ? UD_SEND_ONLY_WITH_IMMEDIATE : UD_SEND_ONLY;
+    headers[0] = send->has_imm ? RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE : RDMACM_UD_SEND_ONLY;
     headers[1] = (uint8_t)(((0 - send->length) & 3) << 4 | (send->solicited ? 0x80u : 0u));
-    headers[2] = DEFAULT_PKEY >> 8;
-    headers[3] = DEFAULT_PKEY & 0xFF;
+    headers[2] = RDMACM_DEFAULT_PKEY >> 8;
+    headers[3] = RDMACM_DEFAULT_PKEY & 0xFF;
     rdmacm_store32(headers + 4, send->dest_qpn);
     rdmacm_store32(headers + 8, ud->psn);
     rdmacm_store32(headers + 12, send->qkey & RDMACM_OWN_QKEY ? ud->qkey : send->qkey);
     rdmacm_store32(headers + 16, ud->qp_num);
     if (send->has_imm) {
         rdmacm_store32(headers + length, send->imm);
-        length += IMM_DT_LENGTH;
+        length += RDMACM_IMM_DT_LENGTH;
     }
     rdmacm_out_add(out, length, send->data, send->length);
     ud->psn = rdmacm_psn_add(ud->psn, 1);
@@ -188,16 +178,16 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
                                 const struct rdmacm_ud_source *from) {
     if (size < SHORTEST || size > LONGEST || size & 3)
         return UNKNOWN;
-    bool has_imm = data[0] == UD_SEND_ONLY_WITH_IMMEDIATE;
-    if (!has_imm && data[0] != UD_SEND_ONLY)
+    bool has_imm = data[0] == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE;
+    if (!has_imm && data[0] != RDMACM_UD_SEND_ONLY)
         return UNKNOWN;
-    size_t start = has_imm ? HEADERS_LENGTH + IMM_DT_LENGTH : HEADERS_LENGTH, pad = data[1] >> 4 & 3;
+    size_t start = has_imm ? HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH : HEADERS_LENGTH, pad = data[1] >> 4 & 3;
     if (size < start + pad + RDMACM_ICRC_LENGTH)
         return UNKNOWN;
     size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;
     uint32_t pkey = (uint32_t)data[2] << 8 | data[3];
     /* A packet with FECN, BECN or a bit after them has another ICRC: byte 4 counts as ones in it. */
-    if (payload > ud->max_payload || data[1] & 0xF || (pkey & PKEY_BITS) != PKEY_BITS ||
+    if (payload > ud->max_payload || data[1] & 0xF || (pkey & RDMACM_PKEY_BITS) != RDMACM_PKEY_BITS ||
         rdmacm_load32(data + 4) != ud->qp_num || rdmacm_load32(data + 12) != ud->qkey)
         return UNKNOWN;
     uint16_t guess = (uint16_t)place;
@@ -217,7 +207,7 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
     completion->solicited = data[1] >> 7;
     completion->has_imm = has_imm;
     completion->imm = has_imm ? rdmacm_load32(data + HEADERS_LENGTH) : 0;
-    completion->src_qp = rdmacm_load32(data + 16) & QPN_MASK;
+    completion->src_qp = rdmacm_load32(data + 16) & RDMACM_QPN_MASK;
     rdmacm_ud_pop_recv(ud);
     return ACCEPTED;
 }
@@ -244,15 +234,15 @@ enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_
                                       size_t size) {
     if (size < SHORTEST)
         return RDMACM_REFUSED_LENGTH;
-    if (data[0] != UD_SEND_ONLY && data[0] != UD_SEND_ONLY_WITH_IMMEDIATE)
+    if (data[0] != RDMACM_UD_SEND_ONLY && data[0] != RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE)
         return RDMACM_REFUSED_OPCODE;
-    size_t start = data[0] == UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + IMM_DT_LENGTH, pad = data[1] >> 4 & 3;
+    size_t start = data[0] == RDMACM_UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH, pad = data[1] >> 4 & 3;
     if (size < start + pad + RDMACM_ICRC_LENGTH || size & 3)
         return RDMACM_REFUSED_LENGTH;
     size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;
     if (data[1] & 0xF)
         return RDMACM_REFUSED_VERSION;
-    if ((((uint32_t)data[2] << 8 | data[3]) & PKEY_BITS) != PKEY_BITS)
+    if ((((uint32_t)data[2] << 8 | data[3]) & RDMACM_PKEY_BITS) != RDMACM_PKEY_BITS)
         return RDMACM_REFUSED_PKEY;
     if (rdmacm_load32(data + 12) != ud->qkey)
         return RDMACM_REFUSED_QKEY;

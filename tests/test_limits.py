@@ -22,7 +22,7 @@ from rdmacm.endpoint import listening
 from rdmacm.net import NeighbourState
 from rdmacm.progress import containment
 from rdmacm.progress.containment import InternalErrors
-from rdmacm.proto import acm
+from rdmacm.proto import acm, constants
 from rdmacm.proto.cm import admission, timeouts
 from rdmacm.proto.cm.connection import AMPLIFICATION
 from rdmacm.proto.cm.messages import RTU, pack_message
@@ -32,7 +32,7 @@ from rdmacm.soft import host as soft_host
 from rdmacm.soft.device import async_events, datagram_queue_pair, groups, gsi, memory, multiplexer
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR as ATTR
 from rdmacm.soft.ids import identifier
-from rdmacm.soft.wire import forwarding, group_names, heirs, port_group, sockets, source, udp
+from rdmacm.soft.wire import forwarding, group_names, heirs, port_group, source, udp
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender, bind_name
 from rdmacm.soft.wire.source import RequestRate
@@ -79,8 +79,8 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "asynchronous events": (async_events.MAX_EVENTS,),
     "queue pairs that are closed": (multiplexer._FREED_QPNS,),
     "regions that are deregistered": (memory._FREED_KEYS,),
-    "packets that a queue pair": (multiplexer._TURN,),
-    "packets that one step": (multiplexer._MAX_SENT, multiplexer._MAX_TIMERS),
+    "packets that a queue pair": (constants.TURN,),
+    "packets that one step": (constants.MOST_SENT, constants.MOST_TIMERS),
     "private data of `connect`": (56, 92),
     "private data of `accept`": (listening._MAX_ACCEPT_DATA,),
     "private data of `reject`": (148,),
@@ -109,7 +109,7 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "other processes to": (forwarding._MAX_CONNECTIONS,),
     "bytes that wait": (forwarding._QUEUE_BYTES,),
     "slots of processes": (heirs._MOST, int(heirs._SECONDS)),
-    "packets of a train": (sockets.MAX_SEGMENTS,),
+    "packets of a train": (constants.MOST_IN_TRAIN,),
     "peers whose": (gsi._MAX_PEERS, multiplexer._MAX_ROUTES),
     "hardware addresses": (soft_host._MAX_NEXT_HOPS,),
     "queries of a port": (SaClient(Random(1)).max_queries,),

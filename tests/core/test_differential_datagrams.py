@@ -14,11 +14,11 @@ from collections import Counter
 import pytest
 
 from rdmacm.enums import WROpcode
+from rdmacm.proto.constants import MULTICAST_QPN, OWN_QKEY
 from rdmacm.proto.core import compiled, description
 from rdmacm.proto.engine import EngineCounters
-from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.roce.icrc import icrc_between
-from rdmacm.proto.roce.ud import OWN_QKEY, UdEngine, UdSend, flow_between
+from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between
 from rdmacm.soft.device.memory import INACCESSIBLE
 from rdmacm.work import RecvWork, SendWork
 from support.compiled import compare

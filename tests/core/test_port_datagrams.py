@@ -18,10 +18,10 @@ import pytest
 
 from rdmacm import RdmaError, open_device
 from rdmacm.address import Gid
+from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.grh import GRH
-from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP

@@ -14,8 +14,8 @@ from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.proto.cm.messages import REQ, Path, pack_message
+from rdmacm.proto.constants import QPN_BITS
 from rdmacm.soft.wire.base import WirePath
-from rdmacm.soft.wire.slot_filter import QPN_BITS
 from rdmacm.testing import LOSE, Fabric, FabricPacket, Outcome, Verdict, nth
 from support.cm import communication_ids
 from support.endpoints import Ends, Part, play, receive, send

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from fuzz.harness import Source, target
 from rdmacm.enums import WCStatus
+from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.proto.engine import EngineCounters
-from rdmacm.proto.roce.grh import GRH, GRH_LENGTH
+from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.ud import UdEngine, flow_between
 from rdmacm.proto.wire import WireError

@@ -8,7 +8,8 @@ from fuzz.devices import no_errors_logged
 from fuzz.harness import Source, target
 from fuzz.wire_formats import roce_seeds
 from rdmacm import CmId, EventChannel, PortSpace
-from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, MULTICAST_QPN
+from rdmacm.proto.constants import MULTICAST_QPN
+from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import Fabric
 from rdmacm.verbs import WCStatus

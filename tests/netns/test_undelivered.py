@@ -16,8 +16,7 @@ import rdmacm
 from rdmacm import AddrInfo, CmEventType, CmId, ConnParam, EventChannel, PortSpace, RdmaError
 from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.messages import pack_message
-from rdmacm.proto.mad import GSI_QPN
-from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.constants import GSI_QPN, ROCE_PORT
 from rdmacm.soft.ids.ib_cm import IbCmConnector
 from rdmacm.soft.ids.identifier import SoftId
 from support.endpoints import in_thread

@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.roce import psn
 from support.rows import for_each
 
 HALF = 1 << 23
-psns = st.integers(0, psn.PSN_MASK)
+psns = st.integers(0, PSN_MASK)
 
 
 @for_each(
@@ -43,7 +44,7 @@ def test_difference_is_signed_and_wraps(a: int, b: int, distance: int) -> None:
 @given(psns, st.integers(-HALF, HALF - 1))
 def test_difference_undoes_add(start: int, count: int) -> None:
     end = psn.add(start, count)
-    assert 0 <= end <= psn.PSN_MASK
+    assert 0 <= end <= PSN_MASK
     assert psn.difference(end, start) == count
 
 

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rdmacm.proto.constants import RNR_TIMER_SECONDS
 from rdmacm.proto.roce import headers
 from rdmacm.proto.roce.headers import (
     AETH,
     BTH,
+    BTH_HALVES,
+    BTH_HALVES_AETH,
     DETH,
     FETH,
     IETH,
     RETH,
-    RNR_TIMER_SECONDS,
     XRCETH,
     AethType,
     AtomicAckETH,
@@ -31,7 +33,6 @@ from rdmacm.proto.roce.headers import (
     peek,
 )
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HEADER_LENGTH, ExtendedHeader, Opcode
-from rdmacm.proto.roce.rc.codes import BTH_HALVES, BTH_HALVES_AETH
 from rdmacm.proto.wire import WireError
 from support.roce_vectors import VECTORS, Vector
 from support.rows import for_each

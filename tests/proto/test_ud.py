@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from rdmacm.enums import WCStatus, WROpcode
+from rdmacm.proto.constants import GRH_LENGTH, OWN_QKEY
 from rdmacm.proto.engine import EngineCounters
-from rdmacm.proto.roce.grh import GRH, GRH_LENGTH, NEXT_HEADER_UDP
+from rdmacm.proto.roce.grh import GRH, NEXT_HEADER_UDP
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.ud import NO_RECEIVE, OWN_QKEY, TOO_SHORT, UdEngine, UdSend, flow_between
+from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdSend, flow_between
 from rdmacm.proto.wire import WireError
 from rdmacm.soft.device.memory import INACCESSIBLE
 from rdmacm.work import WC, RecvWork, SendWork

@@ -9,7 +9,8 @@ from functools import cache
 
 import pytest
 
-from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN
+from rdmacm.proto.constants import GSI_QPN
+from rdmacm.proto.mad import GSI_Q_KEY
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
 from rdmacm.proto.roce.opcodes import Opcode
 from support.wires import packed

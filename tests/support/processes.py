@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from rdmacm.proto.roce.headers import MULTICAST_QPN
+from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.soft.wire.base import Received
 from rdmacm.soft.wire.udp import UdpWire
 from support.wires import PATIENCE, packet, path

@@ -13,7 +13,8 @@ from typing import Any
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
+from rdmacm.proto.constants import ICRC_LENGTH
+from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.testing import Fabric, FabricPacket, FaultScript, Host
 from support.life_cycles import check_empty

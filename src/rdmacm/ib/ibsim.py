@@ -25,7 +25,8 @@ from enum import IntEnum
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
-from rdmacm.proto.mad import DATA_SIZE, GSI_QPN, HEADER_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
+from rdmacm.proto.constants import GSI_QPN
+from rdmacm.proto.mad import DATA_SIZE, HEADER_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
-from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, HEADER_SIZE, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
+from rdmacm.proto.constants import GSI_QPN
+from rdmacm.proto.mad import GSI_Q_KEY, HEADER_SIZE, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
 from rdmacm.proto.sa import mad as sa_mad
 from rdmacm.proto.sa import rmpp
 from rdmacm.proto.sa.records import RATE_GBPS

@@ -10,6 +10,7 @@ from pathlib import Path
 from rdmacm.address import Gid
 from rdmacm.kernel.nldev import device_indices, port_states
 from rdmacm.net.types import Interface
+from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.resolution.hosts import mtu_code
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import (
@@ -28,7 +29,6 @@ __all__ = ["PROVIDER", "Sysfs"]
 #: The name of the provider.
 PROVIDER = "kernel"
 #: Sysfs does not show the longest message; this is the architecture's limit, in bytes.
-_MAX_MESSAGE = 1 << 31
 #: Speeds of one lane in Gb/s to the codes of ``active_speed``.
 _LANE_SPEEDS = ((3, 1), (6, 2), (12, 8), (15, 16), (27, 32), (54, 64), (107, 128), (214, 256))
 #: The greatest code that ``active_speed`` has room for (NDR).
@@ -204,7 +204,7 @@ class Sysfs:
             pkey_tbl_len=len(pkeys),
             port_cap_flags=PortCapFlag(self._number(*here, "cap_mask")),
             flags=PortFlag.GRH_REQUIRED if is_ethernet else PortFlag(0),
-            max_msg_sz=_MAX_MESSAGE,
+            max_msg_sz=LONGEST_MESSAGE,
             lid=self._number(*here, "lid"),
             lmc=self._number(*here, "lid_mask_count"),
             sm_lid=self._number(*here, "sm_lid"),

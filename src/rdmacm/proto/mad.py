@@ -13,7 +13,6 @@ from rdmacm.proto.wire import WireError
 __all__ = [
     "BASE_VERSION",
     "DATA_SIZE",
-    "GSI_QPN",
     "GSI_Q_KEY",
     "HEADER_SIZE",
     "MAD_SIZE",
@@ -28,9 +27,6 @@ __all__ = [
 HEADER_SIZE = 24
 DATA_SIZE = 232
 MAD_SIZE = HEADER_SIZE + DATA_SIZE
-
-#: QP 1, the general services interface (GSI), which every MAD here is sent from and to.
-GSI_QPN = 1
 
 #: The Q_Key of QP 1, which every MAD to a QP 1 carries.
 GSI_Q_KEY = 0x80010000

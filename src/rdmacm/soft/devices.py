@@ -11,8 +11,8 @@ from socket import AF_INET
 
 from rdmacm.address import DEFAULT_PKEY, Gid, is_link_local
 from rdmacm.net.types import Interface, InterfaceAddress, Network
+from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.resolution.hosts import HostView, IpoibInterface, RocePortView, mtu_code
-from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import (
     GidType,
@@ -132,7 +132,7 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
             pkey_tbl_len=1,
             port_cap_flags=PortCapFlag.CM_SUP,
             flags=PortFlag.GRH_REQUIRED,
-            max_msg_sz=MAX_MESSAGE,
+            max_msg_sz=LONGEST_MESSAGE,
             max_vl_num=1,
             phys_state=_LINK_UP if interface.is_running else _POLLING if interface.is_up else _DISABLED,
         )

@@ -11,10 +11,10 @@ from random import Random
 from typing import Protocol
 
 from rdmacm.proto.cm.codes import AttributeId
+from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH
 from rdmacm.proto.mad import Mad, MgmtClass
 from rdmacm.proto.roce.headers import peek
-from rdmacm.proto.roce.icrc import ICRC_LENGTH
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, EXTENDED_LENGTH, ExtendedHeader, Opcode
+from rdmacm.proto.roce.opcodes import EXTENDED_LENGTH, ExtendedHeader, Opcode
 from rdmacm.proto.wire import WireError
 
 __all__ = [

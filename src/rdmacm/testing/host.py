@@ -17,8 +17,7 @@ from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError, cm_error
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.progress.runtime import Runtime
-from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
-from rdmacm.proto.roce.opcodes import BTH_LENGTH
+from rdmacm.proto.constants import BTH_LENGTH, MAX_SLOT, MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.port_table import PortOwner, PortTable
@@ -34,7 +33,7 @@ from rdmacm.soft.wire.base import (
     WireRoute,
     group_key,
 )
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, qpn_of, slot_of
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 

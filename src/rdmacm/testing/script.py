@@ -23,10 +23,9 @@ from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias, get_args
 
 from rdmacm.proto.cm.messages import REP, REQ, unpack_mad
-from rdmacm.proto.mad import GSI_QPN
+from rdmacm.proto.constants import BTH_LENGTH, GSI_QPN, ICRC_LENGTH
 from rdmacm.proto.roce.headers import AETH
-from rdmacm.proto.roce.icrc import ICRC_LENGTH
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
+from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.wire import WireError
 from rdmacm.testing.faults import MAD_OFFSET, FabricPacket, Verdict
 

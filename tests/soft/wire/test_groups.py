@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rdmacm.errors import RdmaError
-from rdmacm.proto.roce.headers import MULTICAST_QPN
+from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.soft.wire.base import group_key
 from rdmacm.soft.wire.udp import UdpWire
 from support.processes import MakeWorker, Server, Worker, linux_only

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from rdmacm.proto.constants import MAX_SLOT
 from rdmacm.soft.wire import parking as module
 from rdmacm.soft.wire.parking import Parking
-from rdmacm.soft.wire.slot_filter import MAX_SLOT
 from support.processes import linux_only
 
 pytestmark = linux_only

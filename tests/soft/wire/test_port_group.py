@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 
 from rdmacm.proto.cm.codes import AttributeId
+from rdmacm.proto.constants import MAX_SLOT
 from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.port_group import PortGroup
-from rdmacm.soft.wire.slot_filter import MAX_SLOT
 from rdmacm.soft.wire.udp import UdpWire
 from support.netns import needs_netns, two_hosts
 from support.processes import CallFailed, MakeWorker, Server, Worker, linux_only, workers

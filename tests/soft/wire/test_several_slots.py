@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rdmacm.proto.constants import MAX_SLOT
 from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, position_of
+from rdmacm.soft.wire.slot_filter import position_of
 from rdmacm.soft.wire.udp import UdpWire
 from support.processes import CallFailed, Server, Worker, linux_only, workers
 from support.wires import collect, free_port, packet, path, sealed, wait

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from rdmacm.proto.cm.codes import AttributeId
+from rdmacm.proto.constants import MAX_SLOT
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, is_request, position_of, slot_at, slot_of
+from rdmacm.soft.wire.slot_filter import attach, is_request, position_of, slot_at, slot_of
 from support.processes import linux_only
 from support.wires import free_port, packet
 

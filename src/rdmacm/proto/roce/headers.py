@@ -21,8 +21,8 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, EXTENDED_HEADERS, EXTENDED_LENGTH, HEADER_LENGTH, ExtendedHeader
-from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.constants import BTH_LENGTH, PSN_MASK, QPN_MASK, RNR_TIMER_SECONDS
+from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, EXTENDED_LENGTH, HEADER_LENGTH, ExtendedHeader
 from rdmacm.proto.wire import Buffer, WireError
 
 __all__ = [
@@ -31,10 +31,7 @@ __all__ = [
     "DETH",
     "FETH",
     "IETH",
-    "MULTICAST_QPN",
     "RETH",
-    "RNR_TIMER_SECONDS",
-    "ROCE_PORT",
     "XRCETH",
     "AethType",
     "AtomicAckETH",
@@ -47,13 +44,13 @@ __all__ = [
     "peek",
 ]
 
-#: UDP destination port of every packet.
-ROCE_PORT = 4791
-#: Destination QP number of a multicast packet.
-MULTICAST_QPN = 0xFFFFFF
-
 # The fields of a BTH: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved, destination QPN; A, reserved, PSN.
 BTH_STRUCT = struct.Struct("!BBHII")
+#: A BTH as two numbers: the first eight bytes, which all middle packets of a message share, and the word with the PSN.
+BTH_HALVES = struct.Struct("!QI")
+#: A BTH as above, and an AETH.
+BTH_HALVES_AETH = struct.Struct("!QII")
+WORD = struct.Struct("!I")
 XRCETH_STRUCT = struct.Struct("!I")
 DETH_STRUCT = struct.Struct("!II")
 BTH_DETH_STRUCT = struct.Struct("!BBHIIII")
@@ -64,8 +61,6 @@ AETH_STRUCT = struct.Struct("!I")
 ATOMIC_ACK_ETH_STRUCT = struct.Struct("!Q")
 IMM_DT_STRUCT = struct.Struct("!I")
 IETH_STRUCT = struct.Struct("!I")
-
-_QPN_MASK = 0xFFFFFF
 
 
 def _check(header: object, **bits: int) -> None:
@@ -126,7 +121,7 @@ class BTH:
         opcode, flags, pkey, qpn, psn = BTH_STRUCT.unpack_from(data)
         return cls(
             opcode=opcode,
-            dest_qpn=qpn & _QPN_MASK,
+            dest_qpn=qpn & QPN_MASK,
             psn=psn & PSN_MASK,
             ack_req=bool(psn >> 31),
             se=bool(flags & 0x80),
@@ -162,7 +157,7 @@ class XRCETH:
         """The header at the start of ``data``."""
         _check_length(data, 4, "XRCETH")
         (word,) = XRCETH_STRUCT.unpack_from(data)
-        return cls(word & _QPN_MASK, word >> 24)
+        return cls(word & QPN_MASK, word >> 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +178,7 @@ class DETH:
         """The header at the start of ``data``."""
         _check_length(data, 8, "DETH")
         qkey, source = DETH_STRUCT.unpack_from(data)
-        return cls(qkey, source & _QPN_MASK, source >> 24)
+        return cls(qkey, source & QPN_MASK, source >> 24)
 
 
 def feth_word(sel: int, plt: int) -> int:
@@ -293,15 +288,6 @@ CREDITS_NOT_USED = 0x1F
 CREDITS = (
     *(0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
     *(1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768),
-)
-
-#: Seconds a requester waits after an RNR NAK with timer code 0..31 (InfiniBand Architecture, table 45). Code 0 is
-#: the longest.
-RNR_TIMER_SECONDS = (
-    *(0.65536, 0.00001, 0.00002, 0.00003, 0.00004, 0.00006, 0.00008, 0.00012),
-    *(0.00016, 0.00024, 0.00032, 0.00048, 0.00064, 0.00096, 0.00128, 0.00192),
-    *(0.00256, 0.00384, 0.00512, 0.00768, 0.01024, 0.01536, 0.02048, 0.03072),
-    *(0.04096, 0.06144, 0.08192, 0.12288, 0.16384, 0.24576, 0.32768, 0.49152),
 )
 
 
@@ -534,4 +520,4 @@ def peek(data: Buffer) -> tuple[int, int, int, int, int]:
         opcode, flags, _, qpn, psn = BTH_STRUCT.unpack_from(data)
     except struct.error:
         raise WireError(f"BTH has {BTH_LENGTH} bytes, not {len(data)}") from None
-    return opcode, flags >> 4 & 3, qpn & _QPN_MASK, psn >> 31, psn & PSN_MASK
+    return opcode, flags >> 4 & 3, qpn & QPN_MASK, psn >> 31, psn & PSN_MASK

@@ -32,16 +32,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from rdmacm.proto.roce.opcodes import BTH_LENGTH
+from rdmacm.proto.constants import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["ICRC_LENGTH", "ICRC_STRUCT", "RESIDUE", "SHORTEST_PACKET", "Icrc", "crc32", "icrc_between"]
+__all__ = ["ICRC_STRUCT", "Icrc", "crc32", "icrc_between"]
 
-ICRC_LENGTH = 4
 #: The ICRC as it follows a packet.
 ICRC_STRUCT = struct.Struct("<I")
-#: Bytes of a packet from its BTH to the end of its ICRC, at least.
-SHORTEST_PACKET = BTH_LENGTH + ICRC_LENGTH
 
 
 def _find_crc32() -> Callable[[Buffer, int], int]:
@@ -56,8 +53,6 @@ def _find_crc32() -> Callable[[Buffer, int], int]:
 #: zlib-ng's if it is installed, which is seven times as fast on long packets, else zlib's.
 crc32 = _find_crc32()
 
-#: The CRC over a packet and its correct ICRC.
-RESIDUE = 0x2144DF1C
 
 # The eight bytes of ones, and the IP and UDP headers.
 _IPV4 = struct.Struct("!8s BBHH HBBH 4s4s HHHH")

@@ -11,11 +11,9 @@ A PSN has 24 bits and wraps: which of two is the later is only known while they 
 
 from __future__ import annotations
 
-__all__ = ["PSN_BITS", "PSN_HALF", "PSN_MASK", "add", "after", "before", "difference"]
+from rdmacm.proto.constants import PSN_HALF, PSN_MASK
 
-PSN_BITS = 24
-PSN_MASK = (1 << PSN_BITS) - 1
-PSN_HALF = 1 << (PSN_BITS - 1)
+__all__ = ["add", "after", "before", "difference"]
 
 
 def add(psn: int, count: int) -> int:

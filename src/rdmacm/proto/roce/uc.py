@@ -24,12 +24,22 @@ from typing import TYPE_CHECKING
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.plainints import ACCESS_REMOTE_WRITE
+from rdmacm.proto.constants import (
+    BTH_LENGTH,
+    ICRC_LENGTH,
+    LONGEST_MESSAGE,
+    LONGEST_PACKET,
+    PKEY_BITS,
+    PSN_MASK,
+    RESIDUE,
+    SHORTEST_PACKET,
+    SOLICITED_EVENT,
+)
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
-from rdmacm.proto.roce.headers import RETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.headers import BTH_HALVES, RETH_STRUCT, WORD
+from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import (
-    BTH_LENGTH,
     EXTENDED_HEADERS,
     HEADER_LENGTH,
     IS_END,
@@ -40,8 +50,6 @@ from rdmacm.proto.roce.opcodes import (
     Operation,
     TransportService,
 )
-from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import BTH_HALVES, LONGEST_PACKET, SOLICITED_EVENT, WORD
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
@@ -63,10 +71,6 @@ _NO_HEADERS = bytes(256)
 _WITH_IMMEDIATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IMM_DT)
 _SUCCESS, _FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 _RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
-_PKEY_BITS = 0x7FFF
-_SOLICITED = 0x80
-#: The longest message, in bytes.
-_LONGEST_MESSAGE = 1 << 31
 _NO_BYTES = memoryview(b"")
 _NO_ICRC = Icrc(bytes(4), bytes(4), 0)
 _BETWEEN, _IN_SEND, _IN_WRITE = UcState
@@ -372,7 +376,7 @@ class UcEngine:
             return "qpn"
         if not self._header_lengths[opcode]:
             return "state"
-        if half >> 32 & _PKEY_BITS != _PKEY_BITS:  # this side is a full member
+        if half >> 32 & PKEY_BITS != PKEY_BITS:  # this side is a full member
             return "pkey"
         if crc32(packet, self._icrc_in.start(size, self._identification)) != RESIDUE:
             found = self._icrc_in.solve((packet,), self._identification)
@@ -449,14 +453,14 @@ class UcEngine:
             scatter(recv.segments, offset, data)
         if IS_END[opcode]:
             self._recv = None
-            is_solicited = flags & _SOLICITED != 0
+            is_solicited = flags & SOLICITED_EVENT != 0
             self.completed.append(WC(recv.wr_id, _SUCCESS, _RECV, end, immediate, None, is_solicited, self.qp_num))
 
     def _execute_write(self, opcode: int, flags: int, data: memoryview) -> None:
         if IS_START[opcode]:
             address, rkey, length = RETH_STRUCT.unpack_from(data)
             data = data[RETH_STRUCT.size :]
-            if length > _LONGEST_MESSAGE:
+            if length > LONGEST_MESSAGE:
                 raise _DroppedError("refused")
             offset, view = 0, None
         else:
@@ -481,7 +485,7 @@ class UcEngine:
         self._write_target, self._write_view, self._offset = (rkey, address, length), None if is_end else view, end
         if recv is not None:
             self._recv = None
-            is_solicited = flags & _SOLICITED != 0
+            is_solicited = flags & SOLICITED_EVENT != 0
             wc = WC(recv.wr_id, _SUCCESS, _RECV_WITH_IMM, length, immediate, None, is_solicited, self.qp_num)
             self.completed.append(wc)
 

@@ -27,13 +27,22 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.constants import (
+    GRH_LENGTH,
+    ICRC_LENGTH,
+    OWN_QKEY,
+    PKEY_BITS,
+    PSN_MASK,
+    QPN_MASK,
+    RESIDUE,
+    SOLICITED_EVENT,
+)
 from rdmacm.proto.core import compiled
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
-from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT, GRH, GRH_LENGTH
+from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT, GRH
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
-from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.work import WC, RecvWork, SendWork
 
@@ -53,19 +62,15 @@ else:
         __slots__ = ()
 
 
-__all__ = ["NO_RECEIVE", "OWN_QKEY", "TOO_SHORT", "UdEngine", "UdFlow", "UdSend", "flow_between", "has_room"]
+__all__ = ["NO_RECEIVE", "TOO_SHORT", "UdEngine", "UdFlow", "UdSend", "flow_between", "has_room"]
 
 R = TypeVar("R")
 
 #: A request with this bit in its Q_Key is sent with the Q_Key of its queue pair (InfiniBand Architecture 10.2.5).
-OWN_QKEY = 1 << 31
 
 _SEND = int(Opcode.UD_SEND_ONLY)
 _SEND_WITH_IMMEDIATE = int(Opcode.UD_SEND_ONLY_WITH_IMMEDIATE)
 _WITH_IMMEDIATE = WROpcode.SEND_WITH_IMM
-_SOLICITED = 0x80
-_QPN_MASK = 0xFFFFFF
-_PKEY_BITS = 0x7FFF
 _SUCCESS, _FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 _SENT, _RECV = WCOpcode.SEND, WCOpcode.RECV
 #: GRHs of a flow that are kept, by the length of the packet.
@@ -257,7 +262,7 @@ class UdEngine(_Fields, Generic[R]):
 
     def _header(self, send: UdSend[R], pad: int) -> bytes:
         work = send.work
-        flags = pad << 4 | _SOLICITED if work.solicited else pad << 4
+        flags = pad << 4 | SOLICITED_EVENT if work.solicited else pad << 4
         has_immediate = work.opcode is _WITH_IMMEDIATE
         opcode = _SEND_WITH_IMMEDIATE if has_immediate else _SEND
         qkey = self.qkey if send.qkey & OWN_QKEY else send.qkey
@@ -366,7 +371,7 @@ class UdEngine(_Fields, Generic[R]):
             return "length"
         if flags & 0xF:
             return "version"
-        if pkey & _PKEY_BITS != _PKEY_BITS:  # this side is a full member
+        if pkey & PKEY_BITS != PKEY_BITS:  # this side is a full member
             return "pkey"
         if qkey != self.qkey:
             return "qkey"
@@ -391,8 +396,8 @@ class UdEngine(_Fields, Generic[R]):
         immediate = IMM_DT_STRUCT.unpack_from(data, start - 4)[0] if opcode == _SEND_WITH_IMMEDIATE else None
         self.completed.append(
             WC(
-                recv.wr_id, _SUCCESS, _RECV, GRH_LENGTH + end - start, immediate, None, flags & _SOLICITED != 0,
-                self.qp_num, source & _QPN_MASK, True,
+                recv.wr_id, _SUCCESS, _RECV, GRH_LENGTH + end - start, immediate, None, flags & SOLICITED_EVENT != 0,
+                self.qp_num, source & QPN_MASK, True,
             )
         )  # fmt: skip
         return ""

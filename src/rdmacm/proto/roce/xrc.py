@@ -17,19 +17,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rdmacm.enums import WCStatus
+from rdmacm.proto.constants import ACK_REQUEST, BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
 from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.headers import XRCETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, Icrc, crc32
-from rdmacm.proto.roce.opcodes import (
-    BTH_LENGTH,
-    HEADER_LENGTH,
-    IS_REQUEST,
-    IS_RESPONSE,
-    TRANSPORT_MASK,
-    TransportService,
-)
+from rdmacm.proto.roce.headers import BTH_HALVES, XRCETH_STRUCT
+from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
+from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE, TRANSPORT_MASK, TransportService
 from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
-from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES, LONGEST_PACKET, NAK_INVALID_REQUEST
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import NO_HEADERS
 from rdmacm.proto.roce.rc.trains import Trains

@@ -18,10 +18,10 @@ from rdmacm.address import is_link_local, is_multicast
 from rdmacm.enums import QPState
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_QKEY, QP_STATE
+from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core import compiled
 from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
-from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
 from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import refused, send_again, send_work

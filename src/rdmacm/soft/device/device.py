@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rdmacm import log
 from rdmacm.errors import cm_error
+from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
@@ -21,7 +22,6 @@ from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.memory_window import SoftMW
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import SoftQP
-from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
@@ -90,7 +90,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     max_pkeys=1,
     max_inline_data=4096,
     local_ca_ack_delay=15,
-    max_msg_sz=MAX_MESSAGE,
+    max_msg_sz=LONGEST_MESSAGE,
     # rdma_rxe has FLUSH_PERSISTENT too, for hosts with persistent memory; here no memory can be registered for it.
     device_cap_flags_ex=DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE,
 )

@@ -14,11 +14,11 @@ from rdmacm.address import DEFAULT_PKEY
 from rdmacm.proto.cm.admission import Admission
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.cm.events import NetworkError
-from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, MAD_SIZE
+from rdmacm.proto.constants import GSI_QPN, ICRC_LENGTH, PSN_MASK, RESIDUE
+from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.soft.connection_manager import Triage
 from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request

@@ -21,18 +21,29 @@ from typing import TYPE_CHECKING, cast
 
 from rdmacm import log
 from rdmacm.errors import RdmaError, cm_error, errno_name
+from rdmacm.proto.constants import (
+    ACCEPTS_ANY,
+    COUNT_DROPPED,
+    COUNT_NO_ROOM,
+    COUNT_TRAINS_CUT,
+    EVENT_TURN,
+    GSI_QPN,
+    MAX_SLOT,
+    MOST_SENT,
+    MOST_TIMERS,
+    MULTICAST_QPN,
+    QPN_BITS,
+    SHORTEST_PACKET,
+    TURN,
+)
 from rdmacm.proto.core import compiled
 from rdmacm.proto.freed import FreedNumbers
-from rdmacm.proto.mad import GSI_QPN
-from rdmacm.proto.roce.headers import MULTICAST_QPN
-from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.soft.device.groups import Groups
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.device.mixed_trains import parts_of_train
 from rdmacm.soft.device.multiplexed import GroupQP, MultiplexedQP
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, QPN_BITS
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.timerheap import LazyTimerHeap
 
@@ -44,7 +55,7 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Lock, Port
     from rdmacm.proto.engine import EngineFactory
 
-__all__ = ["ACCEPTS_ANY", "ACCEPTS_NONE", "ACCEPTS_PEER", "MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
+__all__ = ["MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
 
 #: Numbers of closed queue pairs that are not given again yet.
 _FREED_QPNS = 512
@@ -54,24 +65,11 @@ _SLOT_QPNS = 3840
 MAX_QP = MAX_SLOT * _SLOT_QPNS - _FREED_QPNS
 #: The least number of held queue pair numbers that are looked through for those whose time is over.
 _LEAST_SWEEP = 256
-#: Packets a queue pair may send in its turn: one train.
-_TURN = 64
-#: Packets that one progress() sends; a turn without a packet counts as one.
-_MAX_SENT = 256
-#: Timers that one progress() calls.
-_MAX_TIMERS = 256
 #: Routes to peers that are kept.
 _MAX_ROUTES = 256
 
 #: What the compiled core counts beside errnos (``Port.take_counts``).
-_COUNTS = {-1: "no_room", -2: "trains_cut"}
-#: That of packets which were dropped.
-_DROPPED = -3
-#: Of the events of a connection of the core: Python has to send.
-_TURN_WANTED = 2
-
-#: Whose packets a queue pair accepts (``Port.accept``).
-ACCEPTS_ANY, ACCEPTS_NONE, ACCEPTS_PEER = range(3)
+_COUNTS = {COUNT_NO_ROOM: "no_room", COUNT_TRAINS_CUT: "trains_cut"}
 
 _WORD = struct.Struct("!I")
 _QPN_MASK = 0xFFFFFF
@@ -437,7 +435,7 @@ class QPMultiplexer:
         """Take what the compiled core has counted, and the events of its queue pairs and completion queues."""
         self.count_strays()
         for reason, count in port.take_counts():
-            if reason == _DROPPED:
+            if reason == COUNT_DROPPED:
                 self.dropped["packet"] += count
             else:
                 self.wire.counters[_COUNTS.get(reason) or errno_name(reason)] += count
@@ -446,7 +444,7 @@ class QPMultiplexer:
                 qp.count(counts)
             if deadline is not None:
                 self.schedule(qp, deadline)
-            if events & _TURN_WANTED:
+            if events & EVENT_TURN:
                 self.ready(qp)
         for cq, solicited, overrun in port.take_added():
             cq.added(solicited, overrun)
@@ -490,11 +488,11 @@ class QPMultiplexer:
             return
         self.pending_acks.pop(qp, None)  # it goes with the request
         try:
-            sent = qp.transmit(now, _TURN)
+            sent = qp.transmit(now, TURN)
         except BaseException as error:
             self.engine_raised(qp, error)
             sent = 0
-        if sent >= _TURN:
+        if sent >= TURN:
             self.ready(qp)
             self._take_turns(now)
             self._request_call()
@@ -514,7 +512,7 @@ class QPMultiplexer:
             while pending:
                 qp, _ = pending.popitem()
                 try:
-                    qp.transmit(now, _TURN)
+                    qp.transmit(now, TURN)
                 except BaseException as error:
                     self.engine_raised(qp, error)
 
@@ -523,16 +521,16 @@ class QPMultiplexer:
         self._send_queue[qp] = None
 
     def _take_turns(self, now: float) -> None:
-        send_queue, left = self._send_queue, _MAX_SENT
+        send_queue, left = self._send_queue, MOST_SENT
         while send_queue and left > 0:
             qp, _ = send_queue.popitem(last=False)
             try:
-                sent = qp.transmit(now, _TURN)
+                sent = qp.transmit(now, TURN)
             except BaseException as error:
                 self.engine_raised(qp, error)
                 sent = 0
             left -= sent or 1
-            if sent >= _TURN:
+            if sent >= TURN:
                 self.ready(qp)
 
     # -- timers ---------------------------------------------------------------------------------------
@@ -550,7 +548,7 @@ class QPMultiplexer:
         return qp.deadline if qp is not None else None
 
     def _call_timers(self, now: float) -> None:
-        for _ in range(_MAX_TIMERS):
+        for _ in range(MOST_TIMERS):
             qpn = self._timers.pop_due(now)
             if qpn is None:
                 break

@@ -25,11 +25,11 @@ from rdmacm.plainints import (
     QP_MIN_RNR_TIMER,
     QP_STATE,
 )
+from rdmacm.proto.constants import ACCEPTS_NONE, ACCEPTS_PEER
 from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
-from rdmacm.soft.device.multiplexer import ACCEPTS_NONE, ACCEPTS_PEER
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import WirePath

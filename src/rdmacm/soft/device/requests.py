@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
+from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.proto.core import compiled
 from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
 
     from rdmacm.soft.device.memory import MemoryTable
 
-__all__ = ["MAX_MESSAGE", "UnsignaledWrId", "refused", "send_again", "send_work"]
+__all__ = ["UnsignaledWrId", "refused", "send_again", "send_work"]
 
 #: The longest message, in bytes (``max_msg_sz``).
-MAX_MESSAGE = 1 << 31
 
 _FETCHING_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
 _ATOMICS = (*_FETCHING_ATOMICS, WROpcode.ATOMIC_WRITE)
@@ -70,7 +70,7 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
             length = 8
         else:
             length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-    if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
+    if length > LONGEST_MESSAGE or (length < 8 and opcode in _ATOMICS):
         raise refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
     work = SendWork(
         wr.wr_id if flags & SEND_SIGNALED or signal_all else UnsignaledWrId(wr.wr_id),

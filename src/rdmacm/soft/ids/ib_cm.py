@@ -49,7 +49,7 @@ from rdmacm.proto.cm.messages import NO_PATH, REJ, REP, REQ, SIDR_REP, SIDR_REQ,
 from rdmacm.proto.cm.outgoing import peer_qpn
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
-from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import QueuedEvent
 from rdmacm.soft.connection_manager import ConnectionManager

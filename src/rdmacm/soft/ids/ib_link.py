@@ -27,8 +27,8 @@ from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import NO_PATH, REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.ipoib import broadcast_gid, multicast_gid
-from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView

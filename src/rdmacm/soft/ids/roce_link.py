@@ -17,7 +17,7 @@ from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
-from rdmacm.proto.roce.headers import MULTICAST_QPN
+from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution.hosts import HostView, PortView, RocePortView
 from rdmacm.resolution.lookup import Lookup

@@ -23,7 +23,7 @@ import termios
 from collections.abc import Sequence
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.wire.slot_filter import MAX_SLOT
+from rdmacm.proto.constants import MAX_SLOT
 
 __all__ = ["Parking", "receive_rights", "rights"]
 

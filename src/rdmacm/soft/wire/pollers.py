@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Sequence
 
-from rdmacm.proto.roce.icrc import SHORTEST_PACKET
+from rdmacm.proto.constants import SHORTEST_PACKET
 from rdmacm.soft.wire.arrivals import arrivals
 from rdmacm.soft.wire.base import Received
 from rdmacm.soft.wire.udp_sender import UdpSender

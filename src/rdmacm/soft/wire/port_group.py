@@ -35,11 +35,12 @@ from socket import AF_INET6
 from typing import NamedTuple
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.proto.constants import MAX_SLOT
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials, give_slot
 from rdmacm.soft.wire.group_names import GroupNames, bound_names, users_of_names
 from rdmacm.soft.wire.parking import Parking, receive_rights, rights
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
+from rdmacm.soft.wire.slot_filter import attach, shift_of, slot_at
 
 __all__ = ["CannotShare", "OwnedSlot", "PortGroup"]
 

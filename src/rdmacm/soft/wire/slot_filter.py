@@ -19,13 +19,12 @@ import ctypes
 import socket
 import struct
 
-from rdmacm.proto.mad import GSI_QPN, MgmtClass
+from rdmacm.proto.constants import GSI_QPN, MAX_SLOT, QPN_BITS
+from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer
 
 __all__ = [
     "COMM_ID_BITS",
-    "MAX_SLOT",
-    "QPN_BITS",
     "SERVICE_ID",
     "attach",
     "is_disconnect_request",
@@ -39,10 +38,8 @@ __all__ = [
     "slot_of_sender",
 ]
 
-#: The highest slot, and the highest position.
-MAX_SLOT = 4095
-#: How many lower bits of a queue pair number, and of a communication id, do not belong to the slot.
-QPN_BITS, COMM_ID_BITS = 12, 20
+#: How many lower bits of a communication id do not belong to the slot.
+COMM_ID_BITS = 20
 
 _QPN = 4
 _MAD = 20  # after BTH and DETH

@@ -23,7 +23,6 @@ from rdmacm.soft.wire.base import IpFields, Undelivered
 __all__ = [
     "ANCILLARY_SPACE",
     "FAMILIES",
-    "MAX_SEGMENTS",
     "PACKET_INFO",
     "REPORTS_ERRORS",
     "UDP_GRO",
@@ -46,8 +45,6 @@ __all__ = [
 
 FAMILIES = (AF_INET, AF_INET6)
 
-#: How many packets one call may send: UDP_MAX_SEGMENTS of Linux before 6.8; it is 128 since.
-MAX_SEGMENTS = 64
 
 # Numbers of Linux: the socket module of Python 3.11 has few of them.
 SOL_UDP = 17

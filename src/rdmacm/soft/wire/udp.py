@@ -33,9 +33,19 @@ from functools import partial
 from typing import cast
 
 from rdmacm.errors import cm_error, errno_name
-from rdmacm.proto.mad import GSI_QPN
-from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
-from rdmacm.proto.roce.icrc import SHORTEST_PACKET
+from rdmacm.proto.constants import (
+    BATCH,
+    GSI_QPN,
+    LONGEST_TRAIN,
+    MAX_SLOT,
+    MULTICAST_QPN,
+    QPN_BITS,
+    READ_AGAIN,
+    ROCE_PORT,
+    SHORTEST_PACKET,
+    STREAM,
+    TRAINS,
+)
 from rdmacm.soft.interpreter import check_main_interpreter
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.announcer import Announcer
@@ -47,27 +57,12 @@ from rdmacm.soft.wire.held_reads import ReadMessage
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.pollers import Pollers
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
-from rdmacm.soft.wire.slot_filter import (
-    MAX_SLOT,
-    QPN_BITS,
-    SERVICE_ID,
-    is_request,
-    names_no_connection,
-    qpn_of,
-    slot_of,
-    slot_of_sender,
-)
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, names_no_connection, qpn_of, slot_of, slot_of_sender
 from rdmacm.soft.wire.source import RequestRate, Source
-from rdmacm.soft.wire.udp_sender import LONGEST, UNREACHABLE
+from rdmacm.soft.wire.udp_sender import UNREACHABLE
 
 __all__ = ["UdpWire"]
 
-#: How many datagrams one receive() returns, or how many trains: packets are acknowledged after it returns.
-_BATCH = 16
-_TRAINS = 4
-#: After so many calls of receive() in a row that found something, more than one packet is read from a socket. A round
-#: trip has fewer.
-_STREAM = 4
 #: Seconds for a datagram, at a stream, that say that another thread had the interpreter meanwhile; then so many calls
 #: of receive() keep it, and read so many datagrams at once.
 _GIVEN_UP, _HELD_CALLS, _HELD_BATCH = 0.001, 256, 64
@@ -82,8 +77,6 @@ _UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
 
 #: How many reports of undelivered packets one receive() reads from a socket, so that a flood of them delays nothing.
 _REPORTS = 32
-#: How many times one call repeats a recvmsg() that failed with the error of an undelivered packet.
-_READ_AGAIN = 4
 
 
 class UdpWire(Pollers):
@@ -225,7 +218,7 @@ class UdpWire(Pollers):
             if self.core_port is not None:
                 self.core_port.add_source(sock.fileno())
             if sockets.set_trains(sock, self._trains):
-                self._train_bytes = LONGEST
+                self._train_bytes = LONGEST_TRAIN
 
     def _open_alone(self) -> list[socket.socket | None]:
         opened: list[socket.socket | None] = [None, None]
@@ -355,7 +348,7 @@ class UdpWire(Pollers):
 
     def _read_group(self, source: GroupSource, found: list[Received]) -> None:
         """Read packets of a multicast group. Others than those for QP 0xFFFFFF are not wanted there."""
-        limit = self._used + _BATCH
+        limit = self._used + BATCH
         while self._used < limit:
             if self._used == len(self._buffers):
                 self._add_buffer()
@@ -435,7 +428,7 @@ class UdpWire(Pollers):
         # Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
         # coming: a lone message is answered sooner.
         begin, alone, errors = self._used, True, 0
-        limit = begin + (_BATCH if self._busy_calls > _STREAM else 1)
+        limit = begin + (BATCH if self._busy_calls > STREAM else 1)
         hold = self.hold_request if source.is_gsi else None
         if hold is not None:
             limit = begin + _REQUEST_BATCH
@@ -455,7 +448,7 @@ class UdpWire(Pollers):
                 if error.errno != errno.EAGAIN:
                     # Of an undelivered packet. poll(2) will say that there is a report.
                     errors += 1
-                    if errors < _READ_AGAIN:
+                    if errors < READ_AGAIN:
                         continue
                     self.counters[errno_name(error.errno or 0)] += 1
                 elif alone and self._used == begin + 1:
@@ -473,8 +466,8 @@ class UdpWire(Pollers):
                 elif kind == _UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)
                     if alone:  # a train is rarely the only one
-                        alone, limit = False, begin + _TRAINS
-                        self._busy_calls = _STREAM + 1
+                        alone, limit = False, begin + TRAINS
+                        self._busy_calls = STREAM + 1
             if size < SHORTEST_PACKET or not local:
                 self.counters["short"] += 1
                 continue

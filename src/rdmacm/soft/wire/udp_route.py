@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, SHORTEST_PACKET, Icrc
+from rdmacm.proto.constants import ICRC_LENGTH, SHORTEST_PACKET
+from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.base import SocketAddress, WirePath

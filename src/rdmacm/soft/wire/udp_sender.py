@@ -12,6 +12,7 @@ from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import errno_name
+from rdmacm.proto.constants import LONGEST_TRAIN, MOST_IN_TRAIN, NO_TRAIN, SEND_AGAIN, SEND_WAIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
@@ -22,14 +23,8 @@ from rdmacm.soft.wire.udp_route import UdpRoute
 if TYPE_CHECKING:
     from rdmacm.proto._core import Port
 
-__all__ = ["LONGEST", "UNREACHABLE", "UdpSender"]
+__all__ = ["UNREACHABLE", "UdpSender"]
 
-#: The longest UDP payload over IPv4, in bytes.
-LONGEST = 65507
-#: How long to wait for room in a full send queue, in milliseconds; it drains at the speed of the link.
-_SEND_WAIT_MS = 5
-#: How many times one call repeats a sendmsg() that failed with the error of an undelivered packet.
-_SEND_AGAIN = 3
 #: Errors of a packet that say that no copy of it would be delivered, either.
 UNREACHABLE = frozenset(
     (
@@ -42,9 +37,6 @@ UNREACHABLE = frozenset(
         errno.ENOPROTOOPT,
     )
 )
-
-#: Errors of a system that cannot cut up a train: not at all, not to this packet size, or not on this path.
-_NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
 
 
 class UdpSender:
@@ -90,7 +82,7 @@ class UdpSender:
         return first, second
 
     def can_segment(self) -> int:
-        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``sockets.MAX_SEGMENTS``)."""
+        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``MOST_IN_TRAIN``)."""
         return self._train_bytes
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
@@ -110,7 +102,7 @@ class UdpSender:
         except OSError as error:
             code = self._send_again(error.errno or 0, sock, route, buffers, control)
             if code:
-                if segment and code in _NO_TRAIN:
+                if segment and code in NO_TRAIN:
                     return self._send_cut(code, sock, route, buffers, segment)
                 return self._lost(code, None if segment else buffers, route)
         if self._tap is not None:
@@ -136,16 +128,16 @@ class UdpSender:
         result.
         """
         before = 0
-        for _ in range(_SEND_AGAIN):
+        for _ in range(SEND_AGAIN):
             if code == before or not (sockets.REPORTS_ERRORS or code == errno.EAGAIN):
                 break
             before = code
             if code == errno.EAGAIN:
                 poll = select.poll()
                 poll.register(sock.fileno(), select.POLLOUT)
-                ready = poll.poll(_SEND_WAIT_MS)
+                ready = poll.poll(SEND_WAIT)
                 if ready and not ready[0][1] & select.POLLOUT:  # a report, which ends every poll(2) at once
-                    time.sleep(_SEND_WAIT_MS / 1000)
+                    time.sleep(SEND_WAIT / 1000)
             try:
                 sock.sendmsg(buffers, control, 0, route.address)
             except OSError as error:
@@ -160,7 +152,7 @@ class UdpSender:
         """Send the packets of a train that the system refused; remember it if the path was the reason."""
         sent = self._send_singly(sock, route, buffers, segment)
         # A train that was too long, or packets too long for the path, mean nothing for the next train.
-        too_much = sum(map(len, buffers)) > min(LONGEST, sockets.MAX_SEGMENTS * segment)
+        too_much = sum(map(len, buffers)) > min(LONGEST_TRAIN, MOST_IN_TRAIN * segment)
         if sent and code != errno.EMSGSIZE and not too_much:
             route.no_trains = True
         return sent

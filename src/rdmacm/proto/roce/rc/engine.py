@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rdmacm.enums import AccessFlag, WCStatus
+from rdmacm.proto.constants import (
+    BTH_LENGTH,
+    FIXED_BTH_BITS,
+    FLUSH,
+    ICRC_LENGTH,
+    LONGEST_PACKET,
+    LOWEST_NAK_AETH,
+    PSN_MASK,
+    RESIDUE,
+    SHORTEST_PACKET,
+)
 from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET, crc32, icrc_between
-from rdmacm.proto.roce.opcodes import (
-    BTH_LENGTH,
-    HEADER_LENGTH,
-    IS_RESPONSE,
-    TRANSPORT_MASK,
-)
-from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.roce.headers import BTH_HALVES
+from rdmacm.proto.roce.icrc import crc32, icrc_between
+from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_RESPONSE, TRANSPORT_MASK
 from rdmacm.proto.roce.rc import handover, middles, requester, responder, responses
-from rdmacm.proto.roce.rc.codes import BTH_HALVES, FIXED_BTH_BITS, FLUSH, LONGEST_PACKET, LOWEST_NAK_AETH
 from rdmacm.proto.roce.rc.failure import fail, flush_recv
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
 from rdmacm.proto.roce.rc.state import RcState

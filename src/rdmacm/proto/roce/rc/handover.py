@@ -7,9 +7,9 @@ in one object that both use.
 from __future__ import annotations
 
 from rdmacm.enums import WCOpcode, WCStatus
+from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core import compiled
 from rdmacm.proto.roce.opcodes import Operation
-from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.work import WC
 

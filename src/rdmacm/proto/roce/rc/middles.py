@@ -8,12 +8,22 @@ packets, or does nothing and reports that; a test checks that both have the same
 from __future__ import annotations
 
 from rdmacm.enums import AccessFlag
+from rdmacm.proto.constants import (
+    ACK_SYNDROME,
+    BTH_LENGTH,
+    ICRC_LENGTH,
+    PSN_MASK,
+    READ_RESPONSE_MIDDLE,
+    RESIDUE,
+    SEND_MIDDLE,
+    SHORTEST_PACKET,
+    WRITE_MIDDLE,
+)
 from rdmacm.proto.roce.buffers import LocalProtectionError, located
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET, crc32
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, Operation
-from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.roce.headers import BTH_HALVES
+from rdmacm.proto.roce.icrc import crc32
+from rdmacm.proto.roce.opcodes import Operation
 from rdmacm.proto.roce.rc import responder, responses
-from rdmacm.proto.roce.rc.codes import ACK_SYNDROME, BTH_HALVES, READ_RESPONSE_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.requester import read_part_end
 from rdmacm.proto.roce.rc.state import RcState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rdmacm.enums import WCOpcode, WROpcode
-from rdmacm.proto.roce.rc.codes import (
+from rdmacm.proto.constants import (
     SEND_FIRST,
     SEND_LAST,
     SEND_LAST_WITH_IMMEDIATE,

@@ -16,22 +16,21 @@ from __future__ import annotations
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.enums import WCStatus, WROpcode
-from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, slices, total
-from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, FETH_STRUCT, RETH_STRUCT, feth_word
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, crc32
-from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import (
+from rdmacm.proto.constants import (
     ACK_REQUEST,
     ATOMIC_WRITE,
-    BTH_HALVES,
     COMPARE_SWAP,
     FETCH_ADD,
     FLUSH,
+    ICRC_LENGTH,
+    PSN_MASK,
     READ_REQUEST,
     SOLICITED_EVENT,
-    WORD,
     WRITE_ONLY,
 )
+from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, slices, total
+from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, BTH_HALVES, FETH_STRUCT, RETH_STRUCT, WORD, feth_word
+from rdmacm.proto.roce.icrc import ICRC_STRUCT, crc32
 from rdmacm.proto.roce.rc.failure import fail
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.state import RcState

@@ -27,22 +27,19 @@ import sys
 from rdmacm.address import ALL_BITS_64
 from rdmacm.enums import AccessFlag, SelectivityLevel, WCOpcode, WCStatus
 from rdmacm.plainints import ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
-from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
-from rdmacm.proto.roce.headers import ATOMIC_ACK_ETH_STRUCT, ATOMIC_ETH_STRUCT, FETH_STRUCT, RETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, crc32
-from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, IS_END, IS_START, OPERATION, ExtendedHeader, Operation
-from rdmacm.proto.roce.psn import PSN_MASK, difference
-from rdmacm.proto.roce.rc.codes import (
+from rdmacm.proto.constants import (
     ACK_SYNDROME,
     ACKNOWLEDGE,
     ATOMIC_ACKNOWLEDGE,
-    BTH_HALVES_AETH,
     FETCH_ADD,
     FLUSH,
+    ICRC_LENGTH,
+    LONGEST_MESSAGE,
     NAK_INVALID_REQUEST,
     NAK_PSN_SEQUENCE_ERROR,
     NAK_REMOTE_ACCESS_ERROR,
     NAK_REMOTE_OPERATIONAL_ERROR,
+    PSN_MASK,
     READ_REQUEST,
     READ_RESPONSE_FIRST,
     READ_RESPONSE_LAST,
@@ -50,8 +47,19 @@ from rdmacm.proto.roce.rc.codes import (
     READ_RESPONSE_ONLY,
     RNR_NAK,
     SYNDROME_KIND,
+)
+from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
+from rdmacm.proto.roce.headers import (
+    ATOMIC_ACK_ETH_STRUCT,
+    ATOMIC_ETH_STRUCT,
+    BTH_HALVES_AETH,
+    FETH_STRUCT,
+    RETH_STRUCT,
     WORD,
 )
+from rdmacm.proto.roce.icrc import ICRC_STRUCT, crc32
+from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, IS_END, IS_START, OPERATION, ExtendedHeader, Operation
+from rdmacm.proto.roce.psn import difference
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.roce.rc.trains import Trains
@@ -67,8 +75,6 @@ _WITH_INVALIDATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & Exte
 _WITH_WORD = _WITH_IMMEDIATE | _WITH_INVALIDATE
 _SUCCESS = WCStatus.SUCCESS
 _RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
-#: The longest message, in bytes.
-_LONGEST_MESSAGE = 1 << 31
 #: Responses of FLUSHes that wait to be sent; rxe has at most as many PSNs outstanding. A FLUSH beyond that is dropped.
 MAX_FLUSHES = 128
 #: By the low six bits of a FETH: the permissions that the FLUSH needs, and whether it is for the whole region. Other
@@ -249,7 +255,7 @@ def _execute_write(rc: RcState, opcode: int, is_start: int, is_end: int, flags: 
     if is_start:
         address, rkey, length = RETH_STRUCT.unpack_from(data)
         data = data[16:]
-        if not rc.access & ACCESS_REMOTE_WRITE or length > _LONGEST_MESSAGE:
+        if not rc.access & ACCESS_REMOTE_WRITE or length > LONGEST_MESSAGE:
             raise _RefusedError(NAK_INVALID_REQUEST)
         offset, view = 0, None
     else:
@@ -303,7 +309,7 @@ def _answer(rc: RcState, resource: Resource) -> None:
 
 def _execute_read(rc: RcState, psn: int, body: memoryview) -> None:
     address, rkey, length = RETH_STRUCT.unpack_from(body)
-    if not rc.access & ACCESS_REMOTE_READ or length > _LONGEST_MESSAGE or _unanswered(rc) >= rc.max_dest_rd_atomic:
+    if not rc.access & ACCESS_REMOTE_READ or length > LONGEST_MESSAGE or _unanswered(rc) >= rc.max_dest_rd_atomic:
         raise _RefusedError(NAK_INVALID_REQUEST)
     _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_READ)
     resource = Resource(_READ, psn, max(1, -(-length // rc.path_mtu)), rkey, address, length)
@@ -332,7 +338,7 @@ def _execute_atomic_write(rc: RcState, psn: int, body: memoryview) -> None:
         not rc.access & ACCESS_REMOTE_WRITE
         or _unanswered(rc) >= rc.max_dest_rd_atomic
         or len(value) > rc.path_mtu
-        or length > _LONGEST_MESSAGE
+        or length > LONGEST_MESSAGE
     ):
         raise _RefusedError(NAK_INVALID_REQUEST)
     target = rc.memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE)
@@ -353,7 +359,7 @@ def _execute_flush(rc: RcState, psn: int, body: memoryview) -> None:
     if wanted is None:
         raise _RefusedError(NAK_INVALID_REQUEST)
     access, is_whole_region = wanted
-    if access & ~rc.access or length > _LONGEST_MESSAGE:
+    if access & ~rc.access or length > LONGEST_MESSAGE:
         raise _RefusedError(NAK_INVALID_REQUEST)
     if is_whole_region:
         is_permitted = rc.memory.permits(rkey, access)

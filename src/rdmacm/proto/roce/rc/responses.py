@@ -26,22 +26,25 @@ from __future__ import annotations
 import sys
 
 from rdmacm.enums import WCStatus
-from rdmacm.proto.roce.buffers import LocalProtectionError, scatter
-from rdmacm.proto.roce.headers import ATOMIC_ACK_ETH_STRUCT, RNR_TIMER_SECONDS
-from rdmacm.proto.roce.psn import PSN_HALF, PSN_MASK, difference
-from rdmacm.proto.roce.rc.codes import (
+from rdmacm.proto.constants import (
     ACKNOWLEDGE,
     ATOMIC_ACKNOWLEDGE,
     NAK_INVALID_REQUEST,
     NAK_PSN_SEQUENCE_ERROR,
     NAK_REMOTE_ACCESS_ERROR,
     NAK_REMOTE_OPERATIONAL_ERROR,
+    PSN_HALF,
+    PSN_MASK,
     READ_RESPONSE_LAST,
     READ_RESPONSE_MIDDLE,
     READ_RESPONSE_ONLY,
     RNR_NAK,
+    RNR_TIMER_SECONDS,
     SYNDROME_KIND,
 )
+from rdmacm.proto.roce.buffers import LocalProtectionError, scatter
+from rdmacm.proto.roce.headers import ATOMIC_ACK_ETH_STRUCT
+from rdmacm.proto.roce.psn import difference
 from rdmacm.proto.roce.rc.failure import fail
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.requester import go_back, read_part_end, retransmit, start_timer

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.work import WC, Memory, RecvWork, SendWork
 
 __all__ = ["NO_HEADERS", "RcState", "Resource", "Response"]

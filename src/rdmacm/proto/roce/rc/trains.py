@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rdmacm.proto.constants import ACK_REQUEST, MOST_IN_TRAIN
 from rdmacm.proto.engine import Datagram
+from rdmacm.proto.roce.headers import BTH_HALVES
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
-from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES
 from rdmacm.proto.wire import Buffer
 
 __all__ = ["Trains"]
 
-#: UDP_MAX_SEGMENTS of Linux until 6.8; it is 128 since. (Icrc has the deltas of identifications up to 255 at hand.)
-_MAX_PACKETS = 64
 #: ``sendmsg`` takes 1024 pieces (UIO_MAXIOV). No packet joins a train with more than this: a run of middle packets adds
 #: three pieces a packet, any other packet as many as its request has buffers.
 _MAX_PIECES = 800
@@ -50,7 +49,7 @@ class Trains:
             self._close()
         self._segment = size
         self._start = self._icrc.start(size)
-        self._left = min(self._train // size, _MAX_PACKETS) or 1
+        self._left = min(self._train // size, MOST_IN_TRAIN) or 1
 
     def _close(self) -> None:
         self._datagrams.append((self._buffers, self._segment if self._count > 1 else 0))
