@@ -32,7 +32,7 @@ import peers
 from peers import HOST, times
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
-from rdmacm.connparam import UdParam
+from rdmacm.provider.connparam import UdParam
 from rdmacm.verbs import AH, CQ
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import QPType, SendFlag, WCStatus, WROpcode

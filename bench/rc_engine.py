@@ -20,7 +20,7 @@ from rdmacm.enums import AccessFlag, WCStatus, WROpcode
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import crc32
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 
 SIZE = 1 << 20
 BATCH = 32

@@ -19,7 +19,7 @@ struct hold {
     size_t uses;         /* of a region: itself, and the requests that use it */
     Py_buffer view;
     bool has_view;
-    bool is_silent; /* whether its success makes no completion */
+    bool unsignaled; /* whether its success makes no completion */
 };
 
 typedef struct {
@@ -244,7 +244,7 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const 
 PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests);
 PyObject *queue_pair_post_recv(QueuePair *self, PyObject *requests);
 PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_ssize_t count);
-PyObject *queue_pair_take_changes(QueuePair *self, PyObject *ignored);
+PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *ignored);
 int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg);
 int queue_pair_clear(QueuePair *self);
 void queue_pair_dealloc(QueuePair *self);

@@ -22,7 +22,7 @@ static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint
         return false;
     send->opcode = (uint8_t)opcode;
     send->solicited = flags & RDMACM_FLAG_SOLICITED;
-    send->is_silent = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
+    send->unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
     return true;
 }
 
@@ -33,7 +33,7 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
     struct hold *hold = hold_data(&self->rules, wr_id, local, flags, is_written, &send->data, &send->length);
     if (!hold)
         return false;
-    hold->is_silent = send->is_silent;
+    hold->unsignaled = send->unsignaled;
     send->hold = hold;
     enter_core();
     bool done = rdmacm_rc_post_send(self->conn->rc, send);
@@ -149,11 +149,11 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     return (PyObject *)self;
 }
 
-static PyObject *connection_see_timer(Connection *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *connection_arm_timer(Connection *self, PyObject *Py_UNUSED(ignored)) {
     enter_core();
     self->conn.has_timer = true;
     if (self->conn.port)
-        rdmacm_port_see_timer(&self->conn);
+        rdmacm_port_arm_timer(&self->conn);
     rdmacm_leave();
     Py_RETURN_NONE;
 }
@@ -205,9 +205,9 @@ static PyMethodDef connection_methods[] = {
      "False if it was not taken."},
     {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,
      "post_recv_part(wr_id, region, offset, length): the same for a receive."},
-    {"take_changes", (PyCFunction)queue_pair_take_changes, METH_NOARGS,
+    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,
      "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
-    {"see_timer", (PyCFunction)connection_see_timer, METH_NOARGS,
+    {"arm_timer", (PyCFunction)connection_arm_timer, METH_NOARGS,
      "Python calls its timer at some time; the thread that serves peers does so too."},
     {"take_deadline", (PyCFunction)connection_take_deadline, METH_NOARGS,
      "Its deadline; with None, Python has no timer for it any more."},

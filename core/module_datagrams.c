@@ -45,7 +45,7 @@ static bool begin_send(const struct rules *rules, const struct request *request,
         return false;
     send->has_imm = request->opcode == RDMACM_WR_SEND_WITH_IMM;
     send->solicited = request->flags & RDMACM_FLAG_SOLICITED;
-    send->is_silent = !(request->flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
+    send->unsignaled = !(request->flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
     return true;
 }
 
@@ -71,7 +71,7 @@ static bool post_send(QueuePair *self, PyObject *object) {
         Py_XDECREF((PyObject *)route);
         return false;
     }
-    hold->is_silent = send.is_silent;
+    hold->unsignaled = send.unsignaled;
     hold->route = (PyObject *)route;
     send.hold = hold;
     send.data = data;
@@ -209,7 +209,7 @@ static PyMethodDef datagrams_methods[] = {
      "False: a datagram needs an address handle."},
     {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,
      "post_recv_part(wr_id, region, offset, length): a receive into part of an MR; False if it was not taken."},
-    {"take_changes", (PyCFunction)queue_pair_take_changes, METH_NOARGS,
+    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,
      "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
     {"take_counts", (PyCFunction)datagrams_take_counts, METH_NOARGS, "As Connection.take_counts()."},
     {"add_address", (PyCFunction)datagrams_add_address, METH_VARARGS,

@@ -22,7 +22,7 @@ struct hold *make_hold(PyObject *owner, PyObject *exporter, int flags) {
         PyErr_NoMemory();
         return NULL;
     }
-    hold->has_view = hold->is_silent = false;
+    hold->has_view = hold->unsignaled = false;
     hold->wr_id = NULL;
     hold->region = NULL;
     hold->route = NULL;
@@ -80,7 +80,7 @@ PyObject *work_of_send(const struct rdmacm_send *send) {
     if (!segments)
         return NULL;
     return PyObject_CallFunction(make_send_work, "OiNOOKI", hold->wr_id, send->opcode, segments,
-                                 hold->is_silent ? Py_True : Py_False, send->solicited ? Py_True : Py_False,
+                                 hold->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False,
                                  (unsigned long long)send->remote_addr, send->rkey);
 }
 

@@ -329,12 +329,12 @@ static PyObject *port_serve(Port *self, PyObject *Py_UNUSED(ignored)) {
     return PyBool_FromLong(is_new);
 }
 
-static PyObject *port_heard(Port *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *port_clear_signal(Port *self, PyObject *Py_UNUSED(ignored)) {
     uint64_t count;
     enter_core(); /* as the thread that signals */
     bool failed = self->signal_fd >= 0 && read(self->signal_fd, &count, sizeof count) < 0 && errno != EAGAIN;
     if (self->port && self->port->service)
-        rdmacm_service_heard(self->port);
+        rdmacm_service_clear_signal(self->port);
     rdmacm_leave();
     if (failed)
         return PyErr_SetFromErrno(PyExc_OSError);
@@ -843,7 +843,7 @@ static PyMethodDef port_methods[] = {
     {"open", (PyCFunction)port_open, METH_O,
      "open(poll_fd): the epoll descriptor of all that the owner reads; one that is readable when it has to look here."},
     {"serve", (PyCFunction)port_serve, METH_NOARGS, "Have a thread serve the peers; True if it is new."},
-    {"heard", (PyCFunction)port_heard, METH_NOARGS, "The owner has looked at that descriptor."},
+    {"clear_signal", (PyCFunction)port_clear_signal, METH_NOARGS, "The owner has looked at that descriptor."},
     {"close", (PyCFunction)port_close, METH_NOARGS, "Let go of the connections and of the sockets, which stay open."},
     {"abandon", (PyCFunction)port_abandon, METH_NOARGS, "In a child of fork(2): do nothing any more."},
     {"add_source", (PyCFunction)port_add_source, METH_O, "add_source(fd): read a UDP socket."},

@@ -104,7 +104,7 @@ PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_s
     return PyBool_FromLong(done);
 }
 
-PyObject *queue_pair_take_changes(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_conn *conn = self->conn;
     enter_core();
     long long sends = conn->sends_change, recvs = conn->recvs_change;

@@ -49,7 +49,7 @@ static int core_clear(RcCore *self) {
     /* Each queue is empty before a hold ends, which may run other code. */
     while (rc->sends_count)
         drop_hold(rdmacm_rc_send_at(rc, --rc->sends_count)->hold);
-    rc->begun = rc->send_index = 0;
+    rc->outstanding_count = rc->send_index = 0;
     while (rc->recvs_count)
         drop_hold(rdmacm_rc_recv_at(rc, --rc->recvs_count)->hold);
     while (rc->completions_count)
@@ -165,9 +165,9 @@ static int has_no_completion(PyObject *work) {
     PyObject *wr_id = PyObject_GetAttr(work, s_wr_id);
     if (!wr_id)
         return -1;
-    bool is_silent = (PyObject *)Py_TYPE(wr_id) == unsignaled_class;
+    bool unsignaled = (PyObject *)Py_TYPE(wr_id) == unsignaled_class;
     Py_DECREF(wr_id);
-    return is_silent;
+    return unsignaled;
 }
 
 /* 1: queued; 0: not a request of the core; -1: an exception. */
@@ -194,12 +194,12 @@ static int post_send(RcCore *self, PyObject *work, bool has_begun) {
     send.hold = hold;
     send.rkey = (uint32_t)rkey;
     send.solicited = solicited;
-    int is_silent = has_no_completion(work);
-    if (is_silent < 0) {
+    int unsignaled = has_no_completion(work);
+    if (unsignaled < 0) {
         drop_hold(hold);
         return -1;
     }
-    send.is_silent = hold->is_silent = is_silent;
+    send.unsignaled = hold->unsignaled = unsignaled;
     if (hold->has_view) {
         if ((uint64_t)hold->view.len > RDMACM_LONGEST_MESSAGE) {
             drop_hold(hold);
@@ -296,7 +296,7 @@ static bool append_wc(RcCore *self, const struct rdmacm_completion *completion, 
     if (is_wanted <= 0)
         return is_wanted == 0;
     PyObject *wr_id = wr_id_of(hold);
-    if (wr_id && !hold->owner && hold->is_silent) {
+    if (wr_id && !hold->owner && hold->unsignaled) {
         PyObject *number = wr_id;
         wr_id = PyObject_CallFunctionObjArgs(unsignaled_class, number, NULL);
         Py_DECREF(number);
@@ -484,13 +484,13 @@ static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
     bool is_entered = enter_shared(&self->is_shared);
     rc->usual = rc->is_held = false;
     leave_shared(is_entered);
-    size_t begun = rc->begun, send_index = rc->send_index;
+    size_t outstanding = rc->outstanding_count, send_index = rc->send_index;
     while (rc->sends_count) {
         struct rdmacm_send send = *rdmacm_rc_send_at(rc, 0);
-        bool has_begun = rc->begun > 0;
+        bool has_begun = rc->outstanding_count > 0;
         rc->sends_head = (rc->sends_head + 1) & (rc->sends_capacity - 1);
         rc->sends_count--;
-        rc->begun -= has_begun;
+        rc->outstanding_count -= has_begun;
         if (!give_send(sends, &send, has_begun))
             goto done;
     }
@@ -540,7 +540,7 @@ static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
             goto done;
     }
     rc->responses_count = rc->reads_waiting = rc->resources_count = 0;
-    result = Py_BuildValue("OnnOOOO", sends, (Py_ssize_t)begun, (Py_ssize_t)send_index, recvs,
+    result = Py_BuildValue("OnnOOOO", sends, (Py_ssize_t)outstanding, (Py_ssize_t)send_index, recvs,
                            current ? current : Py_None, resources, responses);
 done:
     Py_XDECREF(sends);

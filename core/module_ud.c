@@ -138,7 +138,7 @@ static PyObject *object_of_send(const struct rdmacm_ud_send *send) {
         return NULL;
     return PyObject_CallFunction(make_send, "OiNOOIOII", hold->wr_id,
                                  send->has_imm ? RDMACM_WR_SEND_WITH_IMM : RDMACM_WR_SEND, segments,
-                                 hold->is_silent ? Py_True : Py_False, send->solicited ? Py_True : Py_False, send->imm,
+                                 hold->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False, send->imm,
                                  ((Route *)hold->route)->owner, send->dest_qpn, send->qkey);
 }
 

@@ -187,7 +187,7 @@ void rdmacm_port_complete(struct rdmacm_conn *conn, const struct rdmacm_completi
         else
             conn->sends_change--;
         struct rdmacm_entry entry = {.completion = *completion, .qp_num = conn->qp_num};
-        if (completion->is_silent || cq->overrun) {
+        if (completion->unsignaled || cq->overrun) {
             drop(port, completion->hold);
             continue;
         }
@@ -257,7 +257,7 @@ static void list_timer(struct rdmacm_conn *conn) {
     port->timers = conn;
 }
 
-void rdmacm_port_see_timer(struct rdmacm_conn *conn) {
+void rdmacm_port_arm_timer(struct rdmacm_conn *conn) {
     if (!conn->rc || !is_usual(conn) || !conn->rc->has_deadline)
         return;
     if (!conn->has_timer)
@@ -309,7 +309,7 @@ void rdmacm_port_take_turns(struct rdmacm_port *port, double now) {
         size_t sent = transmit(conn, RDMACM_TURN, now);
         if (sent >= RDMACM_TURN)
             list_ready(conn);
-        rdmacm_port_see_timer(conn);
+        rdmacm_port_arm_timer(conn);
         left -= sent < left ? (sent ? sent : 1) : left;
     }
     if (port->ready && port->service)
@@ -347,7 +347,7 @@ void rdmacm_port_posted(struct rdmacm_conn *conn, double now) {
         list_ready(conn);
         rdmacm_port_take_turns(port, now);
     }
-    rdmacm_port_see_timer(conn);
+    rdmacm_port_arm_timer(conn);
     rdmacm_port_acknowledge(port, now);
 }
 
@@ -465,7 +465,7 @@ static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmac
         list_ready(conn);
         rdmacm_port_take_turns(port, now);
     } else {
-        rdmacm_port_see_timer(conn);
+        rdmacm_port_arm_timer(conn);
         if (to_send) {
             list_ack(conn);
             if (from->segment) /* its sender has more, and its window must not close */
@@ -618,7 +618,7 @@ size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left) {
         if (found < 0) {
             if (errno == EINTR)
                 continue;
-            /* Of an undelivered packet. The owner sees the report, which poll(2) announces. */
+            /* An ICMP error of an earlier packet; retry. The owner reads the report, which poll(2) announces. */
             if (++errors < RDMACM_READ_AGAIN)
                 continue;
             rdmacm_port_count_lost(port, errno);

@@ -16,7 +16,7 @@ void rdmacm_rc_free(struct rdmacm_rc *rc) {
     free(rc->sends), free(rc->recvs), free(rc->responses), free(rc->resources), free(rc->completions);
     rc->sends = NULL, rc->recvs = NULL, rc->responses = NULL, rc->resources = NULL, rc->completions = NULL;
     rc->sends_capacity = rc->recvs_capacity = rc->responses_capacity = rc->resources_capacity = 0;
-    rc->sends_count = rc->recvs_count = rc->responses_count = rc->resources_count = rc->begun = 0;
+    rc->sends_count = rc->recvs_count = rc->responses_count = rc->resources_count = rc->outstanding_count = 0;
     rc->completions_capacity = rc->completions_count = 0;
 }
 
@@ -74,7 +74,7 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
     rc->responses = ring;
     if (!done)
         return false;
-    rc->sends_head = rc->sends_count = rc->begun = rc->send_index = 0;
+    rc->sends_head = rc->sends_count = rc->outstanding_count = rc->send_index = 0;
     rc->recvs_head = rc->recvs_count = 0;
     rc->responses_head = rc->responses_count = rc->reads_waiting = 0;
     rc->resources_next = rc->resources_count = 0;
@@ -101,9 +101,9 @@ bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
 bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
     uint32_t packets = rdmacm_packets(rc, send->length);
     if (send->last_psn != rdmacm_psn_add(send->first_psn, packets - 1) || send->received_bytes > send->length ||
-        send->requested_packets > packets || rc->begun != rc->sends_count || !rdmacm_rc_post_send(rc, send))
+        send->requested_packets > packets || rc->outstanding_count != rc->sends_count || !rdmacm_rc_post_send(rc, send))
         return false;
-    rc->begun++;
+    rc->outstanding_count++;
     return true;
 }
 
@@ -135,7 +135,7 @@ struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index
 void rdmacm_pop_send(struct rdmacm_rc *rc) {
     rc->sends_head = (rc->sends_head + 1) & (rc->sends_capacity - 1);
     rc->sends_count--;
-    rc->begun--;
+    rc->outstanding_count--;
     if (rc->send_index)
         rc->send_index--;
 }
@@ -144,7 +144,7 @@ void rdmacm_pop_send(struct rdmacm_rc *rc) {
 void rdmacm_start_timer(struct rdmacm_rc *rc, double now) {
     if (rc->rnr_waiting)
         return;
-    rc->has_deadline = rc->timeout > 0 && rc->begun && rc->next_psn != rc->unacked_psn;
+    rc->has_deadline = rc->timeout > 0 && rc->outstanding_count && rc->next_psn != rc->unacked_psn;
     if (rc->has_deadline)
         rc->deadline = now + rc->timeout;
 }

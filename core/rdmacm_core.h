@@ -1,4 +1,4 @@
-/* The compiled core: what is usual on a reliable connection over RoCEv2.
+/* The compiled core: SEND, WRITE and READ with at most one element on a reliable connection over RoCEv2.
  *
  * docs/core.md describes it. Nothing here knows Python, sockets or clocks; module.c is the glue to Python. PSNs and MSNs
  * have 24 bits and wrap. The caller serialises all calls for one connection and for one table of regions.
@@ -85,7 +85,7 @@ struct rdmacm_send {
     uint32_t rkey;
     uint8_t opcode;      /* enum ibv_wr_opcode; SEND_WITH_IMM of datagrams alone */
     bool solicited;
-    bool is_silent;      /* whether its success makes no completion for the user */
+    bool unsignaled;      /* whether its success makes no completion for the user */
     /* Set when the request begins. */
     uint32_t first_psn, last_psn;
     uint32_t received_bytes;    /* READ: bytes of the response that have arrived */
@@ -107,7 +107,7 @@ struct rdmacm_completion {
     uint8_t opcode;   /* enum ibv_wr_opcode of a send */
     bool is_recv;
     bool solicited;
-    bool is_silent;
+    bool unsignaled;
     /* Of a received datagram, else 0. */
     bool is_datagram;
     bool has_imm;
@@ -193,8 +193,8 @@ struct rdmacm_rc {
     uint32_t ack_aeth;
 
     /* queues: rings whose capacities are powers of two */
-    struct rdmacm_send *sends; /* the first `begun` are outstanding, the others wait for their PSNs */
-    size_t sends_capacity, sends_head, sends_count, begun, send_index;
+    struct rdmacm_send *sends; /* the first `outstanding_count` have PSNs, the others wait for their PSNs */
+    size_t sends_capacity, sends_head, sends_count, outstanding_count, send_index;
     struct rdmacm_recv *recvs;
     size_t recvs_capacity, recvs_head, recvs_count;
     struct rdmacm_recv current_recv; /* the SEND in progress; hold NULL: none */
@@ -364,7 +364,7 @@ void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome);
 
 /* Whether there are request packets to send. */
 static inline bool rdmacm_wants_to_send(const struct rdmacm_rc *rc) {
-    return (rc->next_psn != rc->end_psn || rc->sends_count > rc->begun) && !rc->rnr_waiting;
+    return (rc->next_psn != rc->end_psn || rc->sends_count > rc->outstanding_count) && !rc->rnr_waiting;
 }
 
 void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count);

@@ -125,7 +125,7 @@ struct rdmacm_known {
     uint8_t remote[16], local[16];
     uint32_t scope; /* of a link-local peer, the interface index; else 0 */
     size_t queued, queued_bytes; /* its datagrams that wait for the owner, or that it processes: later ones wait too */
-    unsigned long refused[RDMACM_REFUSALS]; /* since the owner has looked */
+    unsigned long refused[RDMACM_REFUSALS]; /* since the last take of them */
     bool is_listed;            /* in rdmacm_port.refusing, as some were */
     struct rdmacm_known *next; /* there */
 };
@@ -141,10 +141,10 @@ struct rdmacm_conn {
     uint8_t remote[16], local[16];
     uint16_t remote_port;  /* network order */
     uint32_t remote_scope; /* of IPv6, the interface index; else 0 */
-    /* Of a connection: packets are sent so. */
+    /* Of a connection: the route of outgoing packets. */
     int fd;
     struct rdmacm_route route;
-    /* Requests posted here, less those completed here, since the owner has looked. */
+    /* Requests posted here, less those completed here, since the last take of them. */
     int64_t sends_change, recvs_change;
     struct rdmacm_known *known;
     unsigned events; /* RDMACM_EVENT_...: what the owner has to do */
@@ -169,7 +169,7 @@ struct rdmacm_ud_end {
         uint32_t scope; /* of a link-local address, the interface index; else 0 */
     } own[RDMACM_OWN_ADDRESSES];
     size_t own_count;
-    unsigned long no_receive; /* packets without a receive, since the owner has looked */
+    unsigned long no_receive; /* packets without a receive, since the last take of them */
 };
 
 /* -- the port -------------------------------------------------------------------------------------------------------- */
@@ -237,11 +237,11 @@ struct rdmacm_port {
     size_t arrivals_count, arrivals_bytes;
     struct rdmacm_arrival *processing; /* those that the owner has taken, and may not have processed yet */
     struct rdmacm_known others; /* what waits for no queue pair of this port */
-    bool has_added; /* whether a completion was added since the owner has looked */
+    bool has_added; /* whether a completion was added since the last take of them */
 
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
 
-    /* counters, since the owner has looked */
+    /* counters, since the last take of them */
     bool has_counts;
     unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
     unsigned long no_room, trains_cut, dropped;
@@ -282,7 +282,7 @@ void rdmacm_port_acknowledge(struct rdmacm_port *port, double now);
 /* The same, unless the caller has a result and they may be deferred. */
 void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now);
 /* A connection may have a deadline: both the owner and the service thread look at it in time. */
-void rdmacm_port_see_timer(struct rdmacm_conn *conn);
+void rdmacm_port_arm_timer(struct rdmacm_conn *conn);
 /* Send up to `limit` packets of a connection, and count them; false if the owner has to do it. The packets leave under
  * the mutex, so that those of another thread do not overtake them. */
 bool rdmacm_port_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent);
@@ -356,6 +356,6 @@ void rdmacm_service_wake(struct rdmacm_port *port);
  * a moment whether it comes back. */
 void rdmacm_service_look_by(struct rdmacm_port *port, double when);
 /* The owner has taken what there was to do: signal again. */
-void rdmacm_service_heard(struct rdmacm_port *port);
+void rdmacm_service_clear_signal(struct rdmacm_port *port);
 
 #endif

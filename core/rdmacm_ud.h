@@ -1,4 +1,4 @@
-/* Unreliable datagrams: what is usual on a UD queue pair over RoCEv2. Nothing here knows Python, sockets or clocks.
+/* Unreliable datagrams: SEND with at most one element over RoCEv2. Nothing here knows Python, sockets or clocks.
  *
  * docs/core.md describes it. The names and meanings are those of rdmacm.proto.roce.ud.UdEngine. The caller serialises
  * all calls for one queue pair.
@@ -20,7 +20,7 @@ struct rdmacm_ud_send {
     uint32_t dest_qpn, qkey;
     uint32_t imm; /* immediate data */
     bool has_imm, solicited;
-    bool is_silent; /* whether its success makes no completion for the user */
+    bool unsignaled; /* whether its success makes no completion for the user */
 };
 
 /* Where a packet comes from and has arrived. */

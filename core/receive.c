@@ -256,13 +256,13 @@ static void complete_send(struct rdmacm_rc *rc) {
     struct rdmacm_send *send = rdmacm_rc_send_at(rc, 0);
     struct rdmacm_completion *completion = complete(rc, send->hold, send->length);
     completion->opcode = send->opcode;
-    completion->is_silent = send->is_silent;
+    completion->unsignaled = send->unsignaled;
     acknowledged(rc, send->last_psn);
     rdmacm_pop_send(rc);
 }
 
 static bool is_outstanding(const struct rdmacm_rc *rc, uint32_t psn) {
-    return rc->begun && rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
+    return rc->outstanding_count && rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
 }
 
 /* How far an answer acknowledges what is outstanding. */
@@ -283,7 +283,7 @@ static uint32_t missing_psn(const struct rdmacm_rc *rc, const struct rdmacm_send
 static struct advance find_advance(struct rdmacm_rc *rc, uint32_t psn) {
     struct advance found = {.psn = psn, .next_psn = rc->next_psn};
     uint32_t unacked = rc->unacked_psn;
-    for (; found.done < rc->begun; found.done++) {
+    for (; found.done < rc->outstanding_count; found.done++) {
         const struct rdmacm_send *send = rdmacm_rc_send_at(rc, found.done);
         bool is_later = (psn - send->last_psn) & RDMACM_PSN_HALF; /* whether it ends after psn */
         if (send->opcode == RDMACM_WR_READ) {
@@ -371,7 +371,7 @@ static enum outcome take_ack(struct rdmacm_rc *rc, const struct packet *packet, 
     if (is_not_ready && !rc->rnr_waiting && (is_progress(&advance) ? rc->rnr_retry : rc->rnr_retries_left) <= 0)
         return LEFT;
     apply(rc, &advance, now);
-    if (kind && !rc->begun)
+    if (kind && !rc->outstanding_count)
         return TAKEN;
     if (is_not_ready)
         wait_for_receive(rc, psn, syndrome & 0x1F, now);
@@ -382,10 +382,10 @@ static enum outcome take_ack(struct rdmacm_rc *rc, const struct packet *packet, 
     return TAKEN;
 }
 
-/* The index of the outstanding request that has a PSN; `begun` if none has. */
+/* The index of the outstanding request that has a PSN; `outstanding_count` if none has. */
 static size_t find_request(struct rdmacm_rc *rc, uint32_t psn) {
     size_t index = 0;
-    for (; index < rc->begun; index++) {
+    for (; index < rc->outstanding_count; index++) {
         const struct rdmacm_send *send = rdmacm_rc_send_at(rc, index);
         if (rdmacm_psn_after(psn, send->first_psn) <= rdmacm_psn_after(send->last_psn, send->first_psn))
             break;
@@ -398,7 +398,7 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
     if (!is_outstanding(rc, psn))
         return stray(rc);
     size_t before = find_request(rc, psn);
-    if (before == rc->begun || rdmacm_rc_send_at(rc, before)->opcode != RDMACM_WR_READ)
+    if (before == rc->outstanding_count || rdmacm_rc_send_at(rc, before)->opcode != RDMACM_WR_READ)
         return LEFT;
     struct rdmacm_send *send = rdmacm_rc_send_at(rc, before);
     /* It acknowledges the requests before its own, but the READs among them. */

@@ -188,7 +188,7 @@ static size_t add_responses(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t
 
 /* Give the next posted request its PSNs. */
 static void begin_request(struct rdmacm_rc *rc) {
-    struct rdmacm_send *send = rdmacm_rc_send_at(rc, rc->begun++);
+    struct rdmacm_send *send = rdmacm_rc_send_at(rc, rc->outstanding_count++);
     uint32_t count = rdmacm_packets(rc, send->length);
     send->first_psn = rc->end_psn;
     send->last_psn = rdmacm_psn_add(rc->end_psn, count - 1);
@@ -259,7 +259,7 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
     uint32_t before = rc->next_psn;
     while (limit) {
         if (rc->next_psn == rc->end_psn) {
-            if (rc->begun == rc->sends_count)
+            if (rc->outstanding_count == rc->sends_count)
                 break;
             begin_request(rc);
         }
@@ -269,7 +269,7 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
         size_t room = rc->window - outstanding, count;
         struct rdmacm_send *send = rdmacm_rc_send_at(rc, rc->send_index);
         while (rdmacm_psn_after(rc->next_psn, send->first_psn) > rdmacm_psn_after(send->last_psn, send->first_psn)) {
-            if (++rc->send_index >= rc->begun)
+            if (++rc->send_index >= rc->outstanding_count)
                 return; /* no state has this */
             send = rdmacm_rc_send_at(rc, rc->send_index);
         }

@@ -196,4 +196,4 @@ void rdmacm_service_look_by(struct rdmacm_port *port, double when) {
     rdmacm_service_wake(port);
 }
 
-void rdmacm_service_heard(struct rdmacm_port *port) { atomic_store(&port->service->is_signalled, false); }
+void rdmacm_service_clear_signal(struct rdmacm_port *port) { atomic_store(&port->service->is_signalled, false); }

@@ -129,7 +129,7 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
         add_packet(ud, out, &send);
         struct rdmacm_completion *completion = complete(ud, send.hold, send.length);
         completion->opcode = RDMACM_WR_SEND;
-        completion->is_silent = send.is_silent;
+        completion->unsignaled = send.unsignaled;
     }
     rdmacm_out_finish(out);
     return count;

@@ -8,8 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
-from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
 from rdmacm.proto.cm import states as cm_states  # noqa: E402
+from rdmacm.provider.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
 from rdmacm.verbs import QPAttrMask, QPState, qpstate  # noqa: E402
 
 #: Nearly every state allows these; drawn, they would hide the others.
@@ -26,8 +26,8 @@ def ids() -> list[str]:
     out = [
         "# The states of an id",
         "",
-        "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/cmstate.py), which",
-        "describes each state. Do not edit the page.",
+        "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/provider/cmstate.py),",
+        "which describes each state. Do not edit the page.",
         "",
         "```mermaid",
         "stateDiagram-v2",

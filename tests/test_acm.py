@@ -15,12 +15,12 @@ from socket import AF_INET
 
 import pytest
 
-from rdmacm.acm import AcmClient, Paths, paths_from_acm, paths_in_background
 from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.constants import PathFlag
-from rdmacm.progress import signals
+from rdmacm.interrupts import handlers
 from rdmacm.proto.acm import MAX_ENDPOINTS, AcmReply, AcmStatus
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.resolution.acm import AcmClient, Paths, paths_from_acm, paths_in_background
 from support.acm import HERE, IB_PATH, THERE, Asked, Daemon, path_endpoint, reply
 
 DESTINATION = InetAddr(AF_INET, bytes((192, 168, 7, 2)))
@@ -221,7 +221,7 @@ class TestFailingDaemon:
         waiting, main = threading.Event(), threading.get_ident()
         users = [object() for _ in range(providers)]
         for user in users:
-            signals.guard(user)
+            handlers.guard(user)
 
         def interrupt() -> None:
             waiting.wait(30)
@@ -236,7 +236,7 @@ class TestFailingDaemon:
             daemon.behave = with_one_path
             assert ask(client) == FOUND
         for user in users:
-            signals.unguard(user)
+            handlers.unguard(user)
 
 
 IB_SOURCE, IB_DESTINATION = SockAddrIB(HERE), SockAddrIB(THERE, pkey=0x8001)

@@ -12,14 +12,15 @@ from socket import AF_INET, AF_INET6, inet_pton
 
 import pytest
 
-from rdmacm import CmEventType, CmId, acm
-from rdmacm.acm import AcmClient
+from rdmacm import CmEventType, CmId
 from rdmacm.address import AF_IB, Gid, SockAddrIB, service_id, service_id_mask
 from rdmacm.addrinfo import AddrInfo, getaddrinfo, needs_lookup
 from rdmacm.constants import PathFlag, RaiFlag
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider import RouteChoice
+from rdmacm.resolution import acm
+from rdmacm.resolution.acm import AcmClient
 from rdmacm.soft import open_provider
 from rdmacm.verbs.enums import PortState
 from support.acm import HERE, IB_PATH, THERE, Asked, Daemon, WithInfiniBand, infiniband_device, path_endpoint

@@ -19,7 +19,7 @@ import pytest
 
 import rdmacm
 from rdmacm import CmId, CmRejectedError, Gid, RdmaError
-from rdmacm.captures import Capture
+from rdmacm.diagnosis.captures import Capture
 from rdmacm.proto.cm.codes import ApStatus, AttributeId
 from rdmacm.proto.cm.messages import APR, LAP, REQ, pack_message
 from rdmacm.proto.cm.messages import Path as CmPath
@@ -327,7 +327,7 @@ class TestFile:
         path = tmp_path / "killed.pcapng"
         code = f"""
 import os, signal
-from rdmacm.captures import Capture
+from rdmacm.diagnosis.captures import Capture
 capture = Capture({str(path)!r})
 for _ in range(10):
     capture.tap(True, bytes(4), bytes(4), 1, 4791, [bytes(16)], 0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rdmacm import CmId, CmStateError, EventChannel, IdOption, OptionLevel, PortSpace
-from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger, refusal
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger, refusal
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 from support.rows import for_each
 

@@ -21,7 +21,7 @@ import pytest
 
 import rdmacm
 from rdmacm import CmDisconnectedError, CmTimeoutError, Connection, EventChannel, Listener
-from rdmacm.progress import signals
+from rdmacm.interrupts import handlers
 from rdmacm.soft import open_provider
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.testing import Fabric, MemoryNetwork, VirtualClock, memory_provider
@@ -32,7 +32,7 @@ from support.endpoints import in_thread
 SIGNAL = signal.SIGUSR1
 PACKAGE = Path(rdmacm.__file__).parent
 #: The files of signal handlers, which are called within the code that is interrupted.
-HANDLERS = {__file__, signals.__file__}
+HANDLERS = {__file__, handlers.__file__}
 
 
 class Interrupted(Exception):
@@ -121,7 +121,21 @@ def test_ctrl_c_is_not_lost_in_a_finalizer() -> None:
     item = Finalized()
     with rdmacm.listen(("127.0.0.1", 0)), pytest.raises(KeyboardInterrupt):
         del item
-        gc.collect()  # a call: Python looks for signals after it
+        gc.get_count()  # a call: Python looks for signals after it
+
+
+def test_ctrl_c_is_not_lost_in_a_callback_of_the_garbage_collector() -> None:
+    def interrupt(phase: str, _: object) -> None:
+        if phase == "start":
+            signal.raise_signal(signal.SIGINT)
+
+    with rdmacm.listen(("127.0.0.1", 0)):
+        gc.callbacks.append(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                gc.collect()
+        finally:
+            gc.callbacks.remove(interrupt)
 
 
 def test_ctrl_c_is_not_lost_as_a_weak_set_loses_its_object() -> None:
@@ -168,14 +182,14 @@ def test_a_second_signal_in_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_handler_is_found(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     with rdmacm.listen(("127.0.0.1", 0)) as listener:
         signal.signal(SIGNAL, handler)
-        time.sleep(2 * signals.INTERVAL)
+        time.sleep(2 * handlers.INTERVAL)
         with pytest.raises(CmTimeoutError):
             listener.accept(timeout=0)
         assert signal.getsignal(SIGNAL) is not handler
 
 
 def test_a_call_that_hangs_can_be_ended(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_PATIENCE", 0.05)
+    monkeypatch.setattr(handlers, "_PATIENCE", 0.05)
 
     def receive(self: UdpWire, skip_poll: bool = False) -> object:
         signal.raise_signal(SIGNAL)
@@ -198,21 +212,21 @@ def _exit(*_: object) -> None:
 
 def test_handlers_are_as_before_without_a_provider(handler: Handler) -> None:
     provider = memory_provider(MemoryNetwork(), VirtualClock())
-    users, signals._users = signals._users, set()
+    users, handlers._users = handlers._users, set()
     try:
         signal.signal(SIGNAL, handler)
         with EventChannel(provider):
             assert signal.getsignal(SIGNAL) is not handler
         assert signal.getsignal(SIGNAL) is handler
     finally:
-        signals._users = users
+        handlers._users = users
 
 
 def test_the_handlers_of_asyncio_stay() -> None:
     async def main() -> None:
         before = signal.getsignal(signal.SIGINT)
         async with await rdmacm.aio.listen(("127.0.0.1", 0)):
-            signals.refresh()
+            handlers.refresh()
             assert signal.getsignal(signal.SIGINT) is before
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

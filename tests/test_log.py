@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rdmacm import CmEvent, CmEventType, CmId, CmRejectedError, CmTimeoutError, EventChannel, log
-from rdmacm.connparam import ConnParam
+from rdmacm import CmEvent, CmEventType, CmId, CmRejectedError, CmTimeoutError, EventChannel
 from rdmacm.enums import WROpcode
+from rdmacm.provider import log
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.testing import Fabric
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.rows import for_each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rdmacm.timerheap import LazyTimerHeap
+from rdmacm.proto.timerheap import LazyTimerHeap
 
 
 def test_due_keys_are_returned_in_the_order_of_their_deadlines() -> None:

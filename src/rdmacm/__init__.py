@@ -76,7 +76,7 @@ Interfaces to implement
 All other modules, and names that begin with an underscore, are internal. The guides are in docs/ of the source.
 """
 
-from rdmacm.interrupt import exit_when_interrupted, is_command
+from rdmacm.interrupts.command import exit_when_interrupted, is_command
 
 if is_command():  # before the other imports, which take long
     exit_when_interrupted()
@@ -101,10 +101,6 @@ from rdmacm.cmid import Route as Route
 from rdmacm.cmid import Service as Service
 from rdmacm.cmid import create_ep as create_ep
 from rdmacm.cmid import event_str as event_str
-from rdmacm.cmstate import State as State
-from rdmacm.connparam import ConnParam as ConnParam
-from rdmacm.connparam import Ece as Ece
-from rdmacm.connparam import UdParam as UdParam
 from rdmacm.constants import EAI as EAI
 from rdmacm.constants import AddressFamily as AddressFamily
 from rdmacm.constants import CmEventType as CmEventType
@@ -115,7 +111,9 @@ from rdmacm.constants import OptionLevel as OptionLevel
 from rdmacm.constants import PathFlag as PathFlag
 from rdmacm.constants import PortSpace as PortSpace
 from rdmacm.constants import RaiFlag as RaiFlag
-from rdmacm.counters import Counters as Counters
+from rdmacm.diagnosis.explain import devices as devices
+from rdmacm.diagnosis.explain import explain as explain
+from rdmacm.diagnosis.explain import query_counters as query_counters
 from rdmacm.errors import CmDisconnectedError as CmDisconnectedError
 from rdmacm.errors import CmPermissionError as CmPermissionError
 from rdmacm.errors import CmRefusedError as CmRefusedError
@@ -125,14 +123,16 @@ from rdmacm.errors import CmTimeoutError as CmTimeoutError
 from rdmacm.errors import CmWouldBlockError as CmWouldBlockError
 from rdmacm.errors import GaiError as GaiError
 from rdmacm.errors import RdmaError as RdmaError
-from rdmacm.explain import devices as devices
-from rdmacm.explain import explain as explain
-from rdmacm.explain import query_counters as query_counters
 from rdmacm.explanation import Explanation as Explanation
 from rdmacm.proto.cm.codes import ApStatus as ApStatus
 from rdmacm.proto.sa import PathData as PathData
 from rdmacm.proto.sa import PathRecord as PathRecord
 from rdmacm.provider import open_device as open_device
+from rdmacm.provider.cmstate import State as State
+from rdmacm.provider.connparam import ConnParam as ConnParam
+from rdmacm.provider.connparam import Ece as Ece
+from rdmacm.provider.connparam import UdParam as UdParam
+from rdmacm.provider.counters import Counters as Counters
 from rdmacm.verbs import Context as Context
 from rdmacm.verbs import Device as Device
 from rdmacm.verbs import GidEntry as GidEntry
@@ -146,8 +146,8 @@ if TYPE_CHECKING:
     from rdmacm import ib as ib
     from rdmacm import testing as testing
     from rdmacm import verbs as verbs
-    from rdmacm.captures import Capture as Capture
-    from rdmacm.captures import capture as capture
+    from rdmacm.diagnosis.captures import Capture as Capture
+    from rdmacm.diagnosis.captures import capture as capture
     from rdmacm.endpoint import Connection as Connection
     from rdmacm.endpoint import Listener as Listener
     from rdmacm.endpoint import Message as Message
@@ -162,7 +162,7 @@ __version__ = "0.1.0"
 
 #: Name → module, imported at the first use: not every program needs them.
 _LAZY = {
-    "Capture": "captures",
+    "Capture": "diagnosis.captures",
     "Connection": "endpoint",
     "Listener": "endpoint",
     "Message": "endpoint",
@@ -170,7 +170,7 @@ _LAZY = {
     "RemoteRegion": "endpoint",
     "Request": "endpoint",
     "ServiceRecord": "proto.sa.subnet",
-    "capture": "captures",
+    "capture": "diagnosis.captures",
     "connect": "endpoint",
     "listen": "endpoint",
 }

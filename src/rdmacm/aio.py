@@ -27,7 +27,6 @@ from typing import Self, TypeVar
 
 from rdmacm.address import InetAddr, SockAddr, lookup_address, parse_address
 from rdmacm.addrinfo import AddrInfo
-from rdmacm.connparam import MAXIMUM
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
 from rdmacm.endpoint.core import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
@@ -35,9 +34,10 @@ from rdmacm.endpoint.listening import ListenerCore, listening_hosts
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine, hosts_of
 from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
-from rdmacm.protection import interruptible
+from rdmacm.interrupts.protection import interruptible
 from rdmacm.provider import Provider, get_provider
-from rdmacm.provider_choice import noting_the_choice
+from rdmacm.provider.choice import noting_the_choice
+from rdmacm.provider.connparam import MAXIMUM
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.device import Context

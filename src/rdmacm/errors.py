@@ -35,6 +35,7 @@ __all__ = [
     "CmStateError",
     "CmTimeoutError",
     "CmWouldBlockError",
+    "Failure",
     "GaiError",
     "RdmaError",
     "check_timeout",
@@ -235,3 +236,33 @@ def gai_strerror(code: int) -> str:
         return _GAI_TEXT[EAI(code)]
     except ValueError:
         return "Unknown error"
+
+
+class Failure(Exception):
+    """A resolution has failed. The provider turns this into an RdmaError or an event; it never leaves the provider."""
+
+    def __init__(self, code: int, step: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        #: A positive errno.
+        self.errno = code
+        #: The step that failed: "bind", "route", "select", "neighbour", "path" or "service".
+        self.step = step
+        #: The cause, in words.
+        self.message = message
+        #: What the user may try.
+        self.hint = hint
+
+    def explained(self, explanation: Explanation) -> Explanation:
+        """``explanation``, which has the steps before, with this failure as its end."""
+        from dataclasses import replace
+
+        return replace(
+            explanation,
+            # A candidate that passed the rules is not "chosen" when the resolution failed afterwards.
+            candidates=tuple(replace(c, chosen=False) for c in explanation.candidates),
+            error=self.step,
+            errno=self.errno,
+            errno_name=errno_name(self.errno),
+            message=self.message,
+            hint=self.hint,
+        )

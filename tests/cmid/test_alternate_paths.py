@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rdmacm import CmEventType, CmId, IbOption, OptionLevel, PathFlag
-from rdmacm.cmstate import State
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted
 from rdmacm.proto.cm.events import ConnectReply, Event, PathAnswered
 from rdmacm.proto.cm.messages import REQ
 from rdmacm.proto.sa import PATH_FLAGS, PathData
+from rdmacm.provider.cmstate import State
 from rdmacm.soft.ids.ib_cm import IbCmConnector
 from rdmacm.verbs import QPAttrMask, QPState
 from rdmacm.verbs.enums import EventType

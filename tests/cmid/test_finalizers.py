@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from rdmacm import CmEvent, CmId, EventChannel, PortSpace, capture
-from rdmacm.captures import Capture
-from rdmacm.cmstate import State
-from rdmacm.protection import run_finalizers
+from rdmacm.diagnosis.captures import Capture
+from rdmacm.interrupts.protection import run_finalizers
+from rdmacm.provider.cmstate import State
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 from support.pair import ends
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance.features import features_of, group_of
 from rdmacm import CmEventType, CmId, PortSpace
-from rdmacm.connparam import ConnParam, UdParam
+from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.verbs import (
     AH,
     MR,

@@ -19,7 +19,7 @@ from rdmacm.proto.core import compiled, description
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.roce.rc.state import RcState
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.compiled import compare
 from support.examples import EXAMPLES
 from support.rc import ALL, BASE, RKEY, Region, connect, flows

@@ -19,8 +19,8 @@ from rdmacm.proto.core import compiled, description
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between
+from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from rdmacm.work import RecvWork, SendWork
 from support.compiled import compare
 from support.examples import EXAMPLES
 from support.rows import for_each

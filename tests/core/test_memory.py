@@ -12,7 +12,7 @@ from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.core import compiled, description
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.compiled import assert_collected, is_held
 from support.rc import ALL, BASE, RKEY, Region, connect
 

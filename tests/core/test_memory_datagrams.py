@@ -9,7 +9,7 @@ from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.compiled import assert_collected, is_held
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")

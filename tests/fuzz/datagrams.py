@@ -13,8 +13,8 @@ from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.ud import UdEngine, flow_between
 from rdmacm.proto.wire import WireError
+from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from rdmacm.work import RecvWork
 
 _QPN, _QKEY, _MTU = 0x15, 0x01234567, 256
 _FLOWS = (

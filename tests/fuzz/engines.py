@@ -23,7 +23,7 @@ from rdmacm.proto.sa.client import SaClient
 from rdmacm.proto.sa.mad import SaMad, SaMethod
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, Receiver, RmppFlag, RmppHeader, RmppType, Sender
 from rdmacm.proto.wire import WireError
-from rdmacm.work import WC, RecvWork, SendWork
+from rdmacm.proto.work import WC, RecvWork, SendWork
 from support.cm import GUIDS, PATH, SERVICE, communication_ids, is_empty, lap, reply, request
 from support.rc import ALL, BASE, RKEY, Pair, packets, send, view
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from fuzz.harness import Source, target
 from fuzz.wire_formats import acm_seeds, mad_seeds
-from rdmacm.acm import AcmClient, paths_from_acm
 from rdmacm.address import InetAddr, SockAddrIB
 from rdmacm.errors import RdmaError
 from rdmacm.ib.umad import UmadTransport
@@ -21,6 +20,7 @@ from rdmacm.net.netlink import NetlinkNetwork
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.sa.mad import SaMad
+from rdmacm.resolution.acm import AcmClient, paths_from_acm
 from rdmacm.soft.wire import forwarding, sockets
 from rdmacm.soft.wire.base import Received, Undelivered
 from rdmacm.soft.wire.slot_filter import is_request, qpn_of, slot_of, slot_of_sender

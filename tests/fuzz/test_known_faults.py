@@ -17,8 +17,8 @@ from rdmacm.proto.cm.messages import REJ, pack_message, unpack_mad
 from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH
 from rdmacm.proto.wire import WireError
+from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import MemoryTable
-from rdmacm.work import RecvWork, SendWork
 from support.cm import SERVICE, Scripted, request
 from support.rc import (
     ALL,

@@ -10,8 +10,8 @@ from rdmacm.enums import WCOpcode, WCStatus
 from rdmacm.proto.engine import EngineCounters, RtrAttributes
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, ExtendedHeader, Opcode
 from rdmacm.proto.roce.uc import UcEngine
+from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from rdmacm.work import RecvWork
 from support.rc import BASE, RKEY, Region, flows, view
 
 _MTU, _SIZE = 64, 512

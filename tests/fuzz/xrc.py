@@ -10,7 +10,7 @@ from rdmacm.enums import AccessFlag
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, ExtendedHeader, Opcode
 from rdmacm.proto.roce.xrc import SharedQueue, XrcTarget
-from rdmacm.work import WC, RecvWork
+from rdmacm.proto.work import WC, RecvWork
 from support.rc import BASE, RKEY, Region, connect, flows, packets, view
 
 _MTU, _SIZE = 64, 512

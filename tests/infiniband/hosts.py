@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rdmacm import CmId, EventChannel, PortSpace
 from rdmacm.address import Gid, SockAddrIB, service_id
 from rdmacm.cmid import CmEvent
-from rdmacm.connparam import ConnParam
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.provider import SoftProvider
 
 PORT = 7471

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from infiniband.fabric import SimulatedFabric
 from infiniband.ibacm import ibacm, port_of
-from rdmacm import acm
-from rdmacm.acm import AcmClient
 from rdmacm.addrinfo import getaddrinfo
 from rdmacm.constants import PortSpace
+from rdmacm.resolution import acm
+from rdmacm.resolution.acm import AcmClient
 from support.acm import WithInfiniBand, infiniband_device
 
 

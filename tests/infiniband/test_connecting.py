@@ -10,9 +10,9 @@ from infiniband.datagrams import PATH_RECORD, message, question
 from infiniband.hosts import ALL_BITS, PORT, QPN, SID, IbHost, event, param
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RaiFlag, RdmaError
 from rdmacm.address import Gid, SockAddrIB, service_id
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.errors import CmRejectedError
 from rdmacm.proto.mad import MadAddress
+from rdmacm.provider.connparam import ConnParam, UdParam
 
 
 class TestConnecting:

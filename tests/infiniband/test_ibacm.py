@@ -19,14 +19,15 @@ from infiniband.fabric import SimulatedFabric, missing
 from infiniband.hosts import ALL_BITS, SID
 from infiniband.ibacm import built_stub, ibacm, lacking, port_of
 from infiniband.sites import OpenSM
-from rdmacm import RdmaError, acm
-from rdmacm.acm import AcmClient, Paths, paths_from_acm, paths_in_background
+from rdmacm import RdmaError
 from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, parse_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.acm import AcmStatus
 from rdmacm.proto.sa import PATH_FLAGS, PathData
+from rdmacm.resolution import acm
+from rdmacm.resolution.acm import AcmClient, Paths, paths_from_acm, paths_in_background
 from support.acm import WithInfiniBand, infiniband_device
 
 pytestmark = pytest.mark.infiniband

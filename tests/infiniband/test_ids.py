@@ -11,7 +11,7 @@ from infiniband.hosts import ALL_BITS, SID, IbHost, event
 from infiniband.sites import Site
 from rdmacm import CmEventType, EventChannel, RdmaError
 from rdmacm.address import Gid, SockAddrIB
-from rdmacm.cmstate import State
+from rdmacm.provider.cmstate import State
 from rdmacm.verbs.enums import LinkLayer, PortState
 
 FOREIGN = Gid("fec0::1:2:3")

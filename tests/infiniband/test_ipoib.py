@@ -26,8 +26,8 @@ from rdmacm import (
     getaddrinfo,
 )
 from rdmacm.address import Gid
-from rdmacm.connparam import UdParam
 from rdmacm.proto.ipoib import IpoibAddress
+from rdmacm.provider.connparam import UdParam
 from rdmacm.testing import MemoryNetwork
 from rdmacm.verbs.enums import QPState
 

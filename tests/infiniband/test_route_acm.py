@@ -13,10 +13,11 @@ import pytest
 
 from infiniband.hosts import IbHost, event
 from infiniband.sites import Embedded
-from rdmacm import CmEventType, CmId, EventChannel, RdmaError, acm
-from rdmacm.acm import AcmClient
-from rdmacm.cmstate import State
+from rdmacm import CmEventType, CmId, EventChannel, RdmaError
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.cmstate import State
+from rdmacm.resolution import acm
+from rdmacm.resolution.acm import AcmClient
 from support.acm import Asked, Daemon, path_endpoint
 
 

@@ -15,12 +15,12 @@ from infiniband.hosts import ALL_BITS, PORT, SID, IbHost, event, param
 from infiniband.sites import Virtual
 from rdmacm import CmEventType, CmId, EventChannel, IbOption, OptionLevel, RaiFlag, RdmaError, getaddrinfo
 from rdmacm.address import Gid, SockAddrIB
-from rdmacm.cmstate import State
 from rdmacm.proto.cm.messages import REQ, unpack_mad
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.sa.mad import SaMad
 from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.provider.cmstate import State
 from rdmacm.testing import SaFault, SubnetMad, Verdict
 from rdmacm.verbs.enums import PortState, QPState
 from support.rows import for_each

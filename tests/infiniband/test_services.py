@@ -10,8 +10,8 @@ from infiniband.hosts import PORT, SID, IbHost, event
 from infiniband.sites import Site
 from rdmacm import AddrInfo, CmEventType, CmId, EventChannel, GaiError, PortSpace, RaiFlag, RdmaError, getaddrinfo
 from rdmacm.address import AF_IB, SockAddrIB, service_id, service_id_mask
-from rdmacm.cmstate import State
 from rdmacm.constants import EAI
+from rdmacm.provider.cmstate import State
 
 
 class TestServices:

@@ -19,7 +19,7 @@ from infiniband.hosts import ALL_BITS, SID, IbHost, param
 from infiniband.sites import Embedded, OpenSM, Site
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel, RaiFlag, RdmaError, aio, getaddrinfo
 from rdmacm.address import SockAddrIB
-from rdmacm.cmstate import State
+from rdmacm.provider.cmstate import State
 
 
 class Reader:

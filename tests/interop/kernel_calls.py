@@ -43,11 +43,11 @@ from rdmacm import (
     query_counters,
 )
 from rdmacm.address import Gid
-from rdmacm.cmstate import State
-from rdmacm.connparam import UdParam
 from rdmacm.constants import EAI
 from rdmacm.kernel.verbs import runtime
 from rdmacm.provider import get_provider
+from rdmacm.provider.cmstate import State
+from rdmacm.provider.connparam import UdParam
 from rdmacm.verbs import QPInitAttr
 
 E = CmEventType

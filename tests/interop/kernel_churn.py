@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 import rdmacm
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
-from rdmacm.connparam import UdParam
 from rdmacm.kernel.verbs import runtime
+from rdmacm.provider.connparam import UdParam
 from rdmacm.verbs import AH, WCStatus
 
 __all__ = ["descriptors", "progress", "resources"]

@@ -204,7 +204,7 @@ class Storm:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.calls += 1
         # Not between a call and what the program does with its result: there Python itself would lose that.
-        while frame is not None and frame.f_globals.get("__name__") == "rdmacm.progress.signals":
+        while frame is not None and frame.f_globals.get("__name__") == "rdmacm.interrupts.handlers":
             frame = frame.f_back
         is_in_a_wait = frame is not None and frame.f_globals.get("__name__") == "rdmacm.progress.wake"
         if is_in_a_wait and self.random.random() < 0.5:

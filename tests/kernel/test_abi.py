@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from rdmacm.address import Gid, SockAddrIB, parse_address
-from rdmacm.connparam import ConnParam, Ece
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
+from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState
 
 IPV4 = parse_address(("10.0.0.1", 7471))

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from rdmacm.progress import signals
+from rdmacm.interrupts import handlers
 from rdmacm.progress.runtime import Runtime
 from rdmacm.testing import VirtualClock
 
@@ -114,8 +114,8 @@ def test_signal_handlers_are_looked_at_once_when_a_runtime_gets_a_user(monkeypat
         looks.append(None)
         return True
 
-    monkeypatch.setattr(signals, "refresh", refresh)
-    monkeypatch.setattr(signals, "INTERVAL", 1000.0)
+    monkeypatch.setattr(handlers, "refresh", refresh)
+    monkeypatch.setattr(handlers, "INTERVAL", 1000.0)
     runtime, user = make_runtime(), object()
     runtime.use(user)
     for _ in range(3):

@@ -11,7 +11,7 @@ from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.engine import RtrAttributes
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.work import RecvWork
+from rdmacm.proto.work import RecvWork
 from support.pcap import Datagram, roce
 from support.rc import ALL, connect, flows, packets
 from support.rows import for_each

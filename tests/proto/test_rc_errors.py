@@ -8,7 +8,7 @@ import pytest
 
 from rdmacm.enums import WCStatus, WROpcode
 from rdmacm.proto.roce.rc import handover
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import (
     ACK,
     BASE,

@@ -13,7 +13,7 @@ import pytest
 from rdmacm.enums import AccessFlag, PlacementType, SelectivityLevel, WCOpcode, WROpcode
 from rdmacm.proto.roce.headers import FETH, RETH, RocePacket
 from rdmacm.proto.roce.rc.responder import MAX_FLUSHES
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import (
     ACK,
     ALL,

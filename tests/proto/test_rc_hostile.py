@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rdmacm.enums import WCOpcode, WROpcode
-from rdmacm.work import WC, RecvWork, SendWork
+from rdmacm.proto.work import WC, RecvWork, SendWork
 from support.examples import MANY_EXAMPLES
 from support.rc import (
     ACK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdmacm.enums import WROpcode
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import BASE, RKEY, Pair, send, statuses, view
 
 NEW = 0x7777

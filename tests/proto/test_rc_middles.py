@@ -13,7 +13,7 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, middles
 from rdmacm.proto.roce.rc.state import RcState
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.examples import EXAMPLES
 from support.rc import ALL, connect
 from support.rows import for_each

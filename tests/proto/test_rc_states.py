@@ -9,7 +9,7 @@ import pytest
 from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import (
     ACK,
     ALL,

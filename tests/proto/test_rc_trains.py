@@ -13,7 +13,7 @@ from rdmacm.proto.engine import Datagram
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import responder, responses
 from rdmacm.proto.roce.rc.state import RcState
-from rdmacm.work import RecvWork, SendWork
+from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import BASE, RKEY, TRAIN, Pair, packets, send, statuses, view
 from support.rows import for_each
 

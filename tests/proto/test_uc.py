@@ -15,8 +15,8 @@ from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.opcodes import IS_END, Opcode
 from rdmacm.proto.roce.uc import UcEngine
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
+from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from rdmacm.work import WC, RecvWork, SendWork
 from support.pcap import Datagram, roce
 from support.rc import BASE, RKEY, Region, flows, packets, statuses, view
 from support.rows import for_each

@@ -18,8 +18,8 @@ from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdSend, flow_between
 from rdmacm.proto.wire import WireError
+from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from rdmacm.work import WC, RecvWork, SendWork
 from support.pcap import Datagram, roce
 from support.roce_vectors import VECTORS
 
@@ -87,7 +87,7 @@ class Link:
 
 
 @pytest.mark.parametrize("name", ["ud_send_only", "ud_send_imm"])
-def test_packet_is_the_independent_encoders(name: str) -> None:
+def test_packet_matches_scapy_bytes(name: str) -> None:
     vector = next(each for each in VECTORS if each.name == name)
     packet, datagram = vector.packet, vector.datagram
     assert packet.deth is not None

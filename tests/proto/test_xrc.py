@@ -10,7 +10,7 @@ from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.xrc import SharedQueue, XrcInitiator, XrcTarget
-from rdmacm.work import WC, RecvWork, SendWork
+from rdmacm.proto.work import WC, RecvWork, SendWork
 from support.rc import BASE, RKEY, Pair, Region, connect, statuses, view
 from support.rows import for_each
 

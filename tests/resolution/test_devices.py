@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from rdmacm.address import DEFAULT_PKEY, Gid, InetAddr, parse_address
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure
 from rdmacm.net.types import InterfaceFlag
 from rdmacm.resolution.hosts import HostView, RocePortView
 from rdmacm.resolution.lookup import Found, Lookup, find

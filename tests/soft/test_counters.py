@@ -11,8 +11,8 @@ import pytest
 
 import rdmacm
 from rdmacm import CmId, EventChannel, RdmaError
-from rdmacm.connparam import ConnParam
 from rdmacm.enums import WROpcode
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.ib.ports import IbDevice
 from rdmacm.testing import Fabric, MemoryNetwork, Verdict, nth
 from rdmacm.verbs.wr import RecvWR, SendWR

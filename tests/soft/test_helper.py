@@ -12,8 +12,8 @@ import pytest
 
 import rdmacm
 from rdmacm import CmId, RdmaError
-from rdmacm.cmstate import State
 from rdmacm.progress.wake import Waiter
+from rdmacm.provider.cmstate import State
 from rdmacm.soft import open_provider
 from rdmacm.soft.helper import HELPER_THREAD, Helper
 from support.endpoints import connected
@@ -140,7 +140,7 @@ def test_an_id_is_collected_in_it_before_it_begins(monkeypatch: pytest.MonkeyPat
     assert backend.state is State.DESTROYING
 
 
-def test_it_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_start_failure_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     host = open_provider().host
     assert not host.mux.opened
 

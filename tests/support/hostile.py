@@ -11,7 +11,6 @@ import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.address import Gid
-from rdmacm.connparam import ConnParam
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.messages import (
     APR,
@@ -34,6 +33,7 @@ from rdmacm.proto.mad import GSI_Q_KEY
 from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, SendFlag

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
-from rdmacm.connparam import ConnParam
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import (

@@ -14,12 +14,12 @@ import pytest
 from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace, RaiFlag
-from rdmacm.counters import Counters
 from rdmacm.errors import GaiError
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.restriction import made_like
 from rdmacm.provider import EventQueue, FoundServices, IdBackend, Owner, RouteChoice, Tap
+from rdmacm.provider.counters import Counters
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Device
 from rdmacm.verbs.enums import QPType

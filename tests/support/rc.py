@@ -10,7 +10,7 @@ from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.work import WC, SendWork
+from rdmacm.proto.work import WC, SendWork
 
 BASE = 0x1000
 RKEY = 0x0A41

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
-from rdmacm import cmstate
 from rdmacm.proto.cm import states
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.messages import MRA, REJ, unpack_mad
+from rdmacm.provider import cmstate
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs import qpstate
 from rdmacm.verbs.enums import QPState

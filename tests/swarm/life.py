@@ -10,9 +10,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
-from rdmacm.connparam import ConnParam
 from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.testing import Host
 from rdmacm.verbs import WC, QPAttr, QPAttrMask, QPState, SendFlag, SendWR, WCOpcode, WCStatus, WROpcode
 from support.life_cycles import MEMORY, ROOM, SOURCE, TARGET, End, WorkPlan

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
-from rdmacm.connparam import ConnParam
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.testing import Fabric, Host, Outcome
 from support.rows import for_each
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmacm import interrupt
+from rdmacm.interrupts import command as interrupt
 from support.netns import python_environment
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ import atexit, os, signal, sys
 at, seen, taken_over = os.environ["INTERRUPT_AT"], [0], []
 def hook(event, args):
     if event == "import" and os.getpid() == process:
-        if args[0] == "rdmacm.interrupt":
+        if args[0] in ("rdmacm.interrupts", "rdmacm.interrupts.command"):
             taken_over[:] = [True]
             return
         if args[0] == "argparse":  # the first import of dev.py

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rdmacm import CmId
-from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmRejectedError
 from rdmacm.proto import core
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.wire.udp_sender import UdpSender
 from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text

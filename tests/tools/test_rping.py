@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rdmacm import CmId
-from rdmacm.connparam import ConnParam
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.main import main
 from rdmacm.tools.rping import ping_text
 from support.pcap import frames, roce

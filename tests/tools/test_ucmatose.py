@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rdmacm import CmId
-from rdmacm.connparam import ConnParam
 from rdmacm.proto.cm.messages import REQ
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import ucmatose
 from support.cm import opened
 from support.pcap import frames, roce

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rdmacm import RdmaError
+from rdmacm.proto.work import WC
 from rdmacm.verbs import (
     AH,
     CQ,
@@ -44,7 +45,6 @@ from rdmacm.verbs import (
     WCStatus,
     WROpcode,
 )
-from rdmacm.work import WC
 from support.verbs import GIDS, RecordingCQ, RecordingDevice, RecordingQP, context_of
 
 O = WROpcode  # noqa: E741

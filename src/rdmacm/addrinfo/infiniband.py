@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from rdmacm import acm
 from rdmacm.address import (
     AF_IB,
     DEFAULT_PKEY,
@@ -23,6 +22,7 @@ from rdmacm.addrinfo.entries import all_that_fit, restricted, with_choice
 from rdmacm.addrinfo.info import RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo, sockaddr
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.provider import Provider, RouteChoice
+from rdmacm.resolution import acm
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, PortState
 

@@ -30,7 +30,7 @@ __all__ = [
     "sockaddr",
 ]
 
-# Plain ints, for the reason given in rdmacm.plainints.
+# Plain ints, for the reason given in rdmacm.proto.plainints.
 RAI_PASSIVE = int(RaiFlag.PASSIVE)
 RAI_NUMERICHOST = int(RaiFlag.NUMERICHOST)
 RAI_NOROUTE = int(RaiFlag.NOROUTE)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from rdmacm import acm
 from rdmacm.address import AF_IB, ALL_BITS_64, Gid, SockAddrIB, service_id, service_id_mask
 from rdmacm.addrinfo.checks import check_hints, gai_error
 from rdmacm.addrinfo.entries import all_that_fit, entry_from_hints, entry_from_name, has_own_end
@@ -28,6 +27,7 @@ from rdmacm.addrinfo.names import Resolver, is_numeric, resolve_name
 from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.errors import cm_error
 from rdmacm.provider import Provider, get_provider
+from rdmacm.resolution import acm
 
 if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord

@@ -15,9 +15,9 @@ from rdmacm.cma.constants import (
 )
 from rdmacm.cma.structures import rdma_addrinfo, rdma_cm_join_mc_attr_ex
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
-from rdmacm.connparam import ConnParam, Ece
 from rdmacm.errors import cm_error, gai_strerror
 from rdmacm.provider import get_provider
+from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.verbs.device import Context, named_context
 
 __all__ = [

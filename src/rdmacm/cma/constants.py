@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rdmacm.connparam import MAXIMUM
 from rdmacm.constants import (
     EAI,
     AddressFamily,
@@ -20,6 +19,7 @@ from rdmacm.constants import (
     PortSpace,
     RaiFlag,
 )
+from rdmacm.provider.connparam import MAXIMUM
 from rdmacm.verbs.enums import (
     AccessFlag,
     AtomicCap,

@@ -21,7 +21,7 @@ from rdmacm.cma.structures import (
     ibv_srq_attr,
 )
 from rdmacm.cma.verbs import leading_bytes
-from rdmacm.explain import devices
+from rdmacm.diagnosis.explain import devices
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.provider import get_provider, open_device
 from rdmacm.verbs.ah import AH, init_ah_from_wc

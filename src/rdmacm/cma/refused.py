@@ -11,8 +11,8 @@ import errno
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rdmacm.connparam import Ece
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.provider.connparam import Ece
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.pd import PD

@@ -19,9 +19,9 @@ from typing import Any, Generic, Self, TypeVar, overload
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
-from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr, SrqInitAttr

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rdmacm.progress.signals import checkpoint
-from rdmacm.protection import hold_during_fork
+from rdmacm.interrupts.handlers import checkpoint
+from rdmacm.interrupts.protection import hold_during_fork
 
 __all__ = ["ACK_LOCK", "wait_acked", "waiters", "wake_waiters"]
 

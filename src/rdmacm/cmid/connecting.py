@@ -8,11 +8,11 @@ from functools import partial
 
 from rdmacm.cmid.queues import QueueBase
 from rdmacm.cmid.services import Service, register, wait_for
-from rdmacm.connparam import MAXIMUM, ConnParam, Ece
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, RejectReason
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.connparam import MAXIMUM, ConnParam, Ece
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType

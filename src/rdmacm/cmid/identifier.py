@@ -24,14 +24,14 @@ from rdmacm.cmid import acks
 from rdmacm.cmid.acks import ACK_LOCK, wait_acked
 from rdmacm.cmid.lookups import NameLookups
 from rdmacm.cmid.multicast import GroupMembership, MulticastBase
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
-from rdmacm.multicast import GroupJoin
-from rdmacm.protection import finalize
+from rdmacm.interrupts.protection import finalize
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
+from rdmacm.provider.connparam import ConnParam, UdParam
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.protection import renew_in_child
+from rdmacm.interrupts.protection import renew_in_child
 
 __all__ = ["NameLookup", "NameLookups"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rdmacm.address import Address, Gid, SockAddr, lookup_address
 from rdmacm.cmid.acks import ACK_LOCK, wait_acked
 from rdmacm.cmid.connecting import ConnectionBase
-from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.provider.connparam import UdParam
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 
@@ -22,7 +22,7 @@ __all__ = ["GroupMembership", "MulticastBase"]
 
 
 class GroupMembership:
-    """One join of a group; implements :class:`rdmacm.multicast.GroupJoin`."""
+    """One join of a group; implements :class:`rdmacm.provider.multicast.GroupJoin`."""
 
     __slots__ = ("attached", "completed", "context", "flag", "group", "holders", "reported")
 

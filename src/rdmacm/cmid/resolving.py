@@ -10,12 +10,12 @@ from typing import Protocol, Self, Unpack
 from rdmacm.address import Address, Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
 from rdmacm.cmid.lookups import NameLookup, NameLookups
-from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.errors import CmStateError, GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import IdBackend, Provider
+from rdmacm.provider.cmstate import State
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType
 

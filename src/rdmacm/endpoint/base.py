@@ -10,7 +10,7 @@ from rdmacm.endpoint.core import ConnectionCore
 from rdmacm.endpoint.listening import IncomingRequest, ListenerCore
 from rdmacm.endpoint.memory import Region
 from rdmacm.explanation import Explanation, Step
-from rdmacm.protection import finalize
+from rdmacm.interrupts.protection import finalize
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.pd import PD

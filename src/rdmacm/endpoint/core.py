@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.cmid import CmEvent, CmId
-from rdmacm.cmstate import State
-from rdmacm.connparam import MAXIMUM, ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.endpoint.failures import completion_error, status_text
@@ -27,6 +25,8 @@ from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.receive_buffers import ReceiveBuffers
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
+from rdmacm.provider.cmstate import State
+from rdmacm.provider.connparam import MAXIMUM, ConnParam
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.cq import CQ

@@ -8,7 +8,6 @@ from typing import Self, TypeVar
 
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo
-from rdmacm.connparam import MAXIMUM
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
 from rdmacm.endpoint.core import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Routine, run
@@ -17,7 +16,8 @@ from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine, hosts_of
 from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider, get_provider
-from rdmacm.provider_choice import noting_the_choice
+from rdmacm.provider.choice import noting_the_choice
+from rdmacm.provider.connparam import MAXIMUM
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import WROpcode
 from rdmacm.verbs.pd import PD

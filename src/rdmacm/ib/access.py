@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.errors import RdmaError, check_timeout, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
-from rdmacm.protection import interruptible
+from rdmacm.interrupts.protection import interruptible
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status

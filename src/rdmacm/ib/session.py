@@ -14,8 +14,7 @@ from random import Random
 from typing import Any, TypeAlias, TypeVar
 
 from rdmacm.address import Gid, SockAddrIB
-from rdmacm.errors import cm_error
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer

@@ -13,10 +13,10 @@ from socket import AF_INET, AF_INET6
 from typing import NamedTuple
 
 from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddrIB
-from rdmacm.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.proto.sa import PathData
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
+from rdmacm.provider.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import MigState, Mtu, QPAttrMask, QPState
 

@@ -12,8 +12,6 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from rdmacm.cmstate import State, Trigger
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError
 from rdmacm.explanation import Explanation
@@ -23,9 +21,11 @@ from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.identifier import KernelId
 from rdmacm.kernel.prediction import explain_failure
 from rdmacm.kernel.reasons import inactive_port, inactive_port_of, no_device, reason_of
-from rdmacm.multicast import GroupJoin
 from rdmacm.proto.cm.codes import RejectReason, rejection_text, sidr_text
 from rdmacm.provider import QueuedEvent
+from rdmacm.provider.cmstate import State, Trigger
+from rdmacm.provider.connparam import ConnParam, UdParam
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import QPState, QPType
 

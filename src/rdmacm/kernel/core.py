@@ -7,10 +7,7 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm import log
 from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
-from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
-from rdmacm.connparam import Ece
 from rdmacm.constants import PortSpace
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.explanation import Step
@@ -21,7 +18,9 @@ from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device, reason_of
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.provider import IdOptions, Owner
+from rdmacm.provider import IdOptions, Owner, log
+from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
+from rdmacm.provider.connparam import Ece
 from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP

@@ -19,14 +19,14 @@ from typing import Protocol
 from rdmacm.address import InetAddr
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import cm_error
+from rdmacm.interrupts.protection import run_finalizers
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Response
 from rdmacm.kernel.descriptors import Descriptors
 from rdmacm.kernel.ucma import Ucma
-from rdmacm.multicast import GroupJoin
 from rdmacm.progress.runtime import Runtime
-from rdmacm.protection import run_finalizers
 from rdmacm.provider import QueuedEvent
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.enums import QPType
 
 __all__ = ["KernelQueue", "QueueMember"]

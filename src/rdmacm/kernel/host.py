@@ -25,7 +25,7 @@ from rdmacm.verbs.enums import LinkLayer, TransportType
 
 if TYPE_CHECKING:
     from rdmacm.kernel.event_queue import QueueMember
-    from rdmacm.multicast import GroupJoin
+    from rdmacm.provider.multicast import GroupJoin
     from rdmacm.verbs.backend import DeviceBackend
 
 __all__ = ["KernelHost", "verbs_module"]

@@ -1,8 +1,8 @@
 """One rdma_cm_id of the kernel.
 
 :class:`KernelId` implements :class:`rdmacm.provider.IdBackend`. Each call is one command, or a few, on the file of the
-id's event queue. The kernel decides what its state allows; the table of :mod:`rdmacm.cmstate` explains a refusal, and
-tells the application the state. :mod:`rdmacm.kernel.arrivals` has what is done about events.
+id's event queue. The kernel decides what its state allows; the table of :mod:`rdmacm.provider.cmstate` explains a
+refusal, and tells the application the state. :mod:`rdmacm.kernel.arrivals` has what is done about events.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
-from rdmacm.cmstate import State, Trigger
-from rdmacm.connparam import ConnParam, Ece
 from rdmacm.constants import IbOption, IdOption, OptionLevel
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
@@ -29,16 +27,18 @@ from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
 from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
-from rdmacm.multicast import GroupJoin
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
+from rdmacm.provider.cmstate import State, Trigger
+from rdmacm.provider.connparam import ConnParam, Ece
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import EventType, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
-    from rdmacm.failure import Failure
+    from rdmacm.errors import Failure
     from rdmacm.proto.cm.codes import RejectReason
     from rdmacm.provider import AlternatePathBackend, ServiceBackend, ServiceDone
     from rdmacm.resolution.lookup import Lookup

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rdmacm.address import Gid, InetAddr
-from rdmacm.errors import errno_name
+from rdmacm.errors import Failure, errno_name
 from rdmacm.explanation import Candidate, Explanation, Step
-from rdmacm.failure import Failure
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device
 from rdmacm.proto.sa import PathRecord

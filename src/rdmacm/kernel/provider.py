@@ -7,12 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from rdmacm import log
 from rdmacm.address import Address, InetAddr, is_link_local
-from rdmacm.counters import Counters
-from rdmacm.errors import cm_error
+from rdmacm.errors import Failure, cm_error
 from rdmacm.explanation import Explanation
-from rdmacm.failure import Failure
+from rdmacm.interrupts import handlers
 from rdmacm.kernel.arrivals import translate
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import IwarpPortView, KernelHost, verbs_module
@@ -20,10 +18,10 @@ from rdmacm.kernel.identifier import KernelId, create_id
 from rdmacm.kernel.prediction import distinct, predict
 from rdmacm.kernel.sysfs import PROVIDER, Sysfs
 from rdmacm.net.types import Network
-from rdmacm.progress import signals
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.restriction import made_like
-from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
+from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap, log
+from rdmacm.provider.counters import Counters
 from rdmacm.resolution.lookup import source_like
 from rdmacm.resolution.path import PathMaker
 from rdmacm.verbs.device import Device
@@ -110,7 +108,7 @@ class KernelProvider:
             was_in_use = self.runtime.in_use
             self.runtime.use(queue)
             if was_in_use:  # the first user has looked at the handlers
-                signals.refresh()  # a handler of this call's deadline is new
+                handlers.refresh()  # a handler of this call's deadline is new
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> KernelId:

@@ -24,7 +24,7 @@ class InterfaceFlag(IntFlag):
     LOWER_UP = 0x10000
 
 
-# Plain ints, for the reason given in rdmacm.plainints: every resolution reads the properties below.
+# Plain ints, for the reason given in rdmacm.proto.plainints: every resolution reads the properties below.
 _UP, _LOOPBACK = int(InterfaceFlag.UP), int(InterfaceFlag.LOOPBACK)
 _RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceFlag.LOOPBACK | InterfaceFlag.NOARP)
 

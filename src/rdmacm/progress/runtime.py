@@ -27,8 +27,8 @@ Waiting
 
 Finalizers and signal handlers
     They may run in any thread, or in the main thread, at any moment. Inside of this package they are deferred
-    (:mod:`rdmacm.protection`, :mod:`rdmacm.progress.signals`), so neither takes a lock that its thread may not take,
-    and no exception of a handler comes between two steps of an engine.
+    (:mod:`rdmacm.interrupts.protection`, :mod:`rdmacm.interrupts.handlers`), so neither takes a lock that its thread
+    may not take, and no exception of a handler comes between two steps of an engine.
 
 Verbs objects
     They have no lock, because the garbage collector may close one in any thread, at any time, also in a thread that
@@ -48,7 +48,7 @@ Other threads
     lookup threads of a channel (:mod:`rdmacm.cmid.lookups`) post their results, which takes the runtime's lock, while
     they hold the lock of the channel's lookups: so the latter is never taken with the runtime's lock held. (A channel
     that the garbage collector closes has no lookup in progress, because a lookup refers to its id.) The thread that
-    queries ibacm (:mod:`rdmacm.acm`) holds no lock when it calls back.
+    queries ibacm (:mod:`rdmacm.resolution.acm`) holds no lock when it calls back.
 
 Simulation
     :class:`rdmacm.testing.host.SimRuntime` waits by running every host of the fabric in the waiting thread, in virtual
@@ -60,13 +60,13 @@ Finding a provider
 
 Fork
     The child gets a new lock of the runtime (:meth:`Runtime.abandon`), so objects keep the runtime and not its lock.
-    :mod:`rdmacm.protection` says what becomes of the others.
+    :mod:`rdmacm.interrupts.protection` says what becomes of the others.
 
 Locks of one module
-    Each guards the data of its module: a capture file (:mod:`rdmacm.captures`), a simulated subnet
-    (:mod:`rdmacm.testing.subnet`), the connection to ibacm and the queue of its background thread (:mod:`rdmacm.acm`).
-    Code that holds one takes no other lock of the package. So each may be taken with the runtime's lock held, except
-    that of ibacm's connection, which is held while the daemon is waited for.
+    Each guards the data of its module: a capture file (:mod:`rdmacm.diagnosis.captures`), a simulated subnet
+    (:mod:`rdmacm.testing.subnet`), the connection to ibacm and the queue of its background thread
+    (:mod:`rdmacm.resolution.acm`). Code that holds one takes no other lock of the package. So each may be taken with
+    the runtime's lock held, except that of ibacm's connection, which is held while the daemon is waited for.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ from math import inf
 from typing import Protocol, TypeVar, cast
 
 from rdmacm.errors import cm_error
-from rdmacm.progress import signals
+from rdmacm.interrupts import handlers
+from rdmacm.interrupts.protection import deferred_finalizers, run_finalizers
 from rdmacm.progress.containment import InternalErrors
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
-from rdmacm.protection import deferred_finalizers, run_finalizers
 from rdmacm.proto.core import compiled
 
 __all__ = ["Driver", "Runtime"]
@@ -207,8 +207,8 @@ class Runtime:
 
     def see_signals(self, now: float) -> None:
         """Look for new signal handlers, if that is due."""
-        if now >= self._signals_due and signals.refresh():
-            self._signals_due = now + signals.INTERVAL
+        if now >= self._signals_due and handlers.refresh():
+            self._signals_due = now + handlers.INTERVAL
 
     def poll(self, result_queue: Sized = ()) -> bool:
         """Progress for a caller that polls: packets in each call, everything else once a millisecond.
@@ -298,8 +298,8 @@ class Runtime:
         with self.lock:
             if not self._users:
                 self.driver.opened()
-                if signals.guard(self) and self.is_real_time:
-                    self._signals_due = self.clock() + signals.INTERVAL
+                if handlers.guard(self) and self.is_real_time:
+                    self._signals_due = self.clock() + handlers.INTERVAL
             self._users[user] = None
 
     def release(self, user: object) -> None:
@@ -326,7 +326,7 @@ class Runtime:
             return not self._users
 
     def _close_descriptors(self) -> None:
-        signals.unguard(self)
+        handlers.unguard(self)
         self.driver.released()
         self.waiters.close()
         self._timers.clear()
@@ -339,7 +339,7 @@ class Runtime:
         """
         self.lock = self._make_lock()
         self.abandoned = True
-        signals.unguard(self)
+        handlers.unguard(self)
         # First, without signalling: the parent's threads wait for the same descriptors.
         self.waiters.abandon()
         for pollable in list(self.pollables):

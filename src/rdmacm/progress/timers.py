@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Callable
 
-from rdmacm.timerheap import LazyTimerHeap
+from rdmacm.proto.timerheap import LazyTimerHeap
 
 __all__ = ["Timer", "TimerDescriptor", "Timers"]
 

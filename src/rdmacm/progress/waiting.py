@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sized
 from typing import Protocol, TypeVar
 
+from rdmacm.interrupts.protection import deferred_finalizers, run_finalizers
 from rdmacm.progress.wake import Waiter
-from rdmacm.protection import deferred_finalizers, run_finalizers
 
 __all__ = ["Progress", "Waiters", "count_cpus"]
 

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from rdmacm.protection import interruptible
+from rdmacm.interrupts.protection import interruptible
 
 __all__ = ["Waiter", "Wake"]
 

@@ -127,7 +127,7 @@ RNR_TIMER_SECONDS = (
     *(0.04096, 0.06144, 0.08192, 0.12288, 0.16384, 0.24576, 0.32768, 0.49152),
 )
 
-# Opcodes of the reliable connected service, as plain ints (rdmacm.plainints says why ints)
+# Opcodes of the reliable connected service, as plain ints (rdmacm.proto.plainints says why ints)
 SEND_FIRST = 0x00
 SEND_MIDDLE = 0x01
 SEND_LAST = 0x02

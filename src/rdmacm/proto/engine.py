@@ -33,7 +33,7 @@ from typing import Protocol, TypeAlias
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.enums import AccessFlag
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import WC, Memory, RecvWork, SendWork
+from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
 __all__ = [
     "ACK_ONLY",

@@ -2,7 +2,13 @@
 
 A CM message has up to forty fields, many of them a few bits wide and some of them split in parts. A :class:`Layout`
 lists each field once, by offset and width. Packing and unpacking are both generated from that list, so they cannot
-disagree.
+disagree. A dataclass may say where its fields are in their annotations (:func:`laid_out`)::
+
+    @laid_out(8)
+    @dataclass(slots=True)
+    class Ids(Packed):
+        local_comm_id: Annotated[int, bits(0, 32)]
+        remote_comm_id: Annotated[int, bits(4, 32)]
 """
 
 from __future__ import annotations
@@ -10,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["Bits", "Bytes", "Layout", "Packed", "gid", "private_data"]
+__all__ = ["Bits", "Bytes", "Layout", "Packed", "bits", "gid", "laid_out", "rest", "whole"]
 
 
 class Bits(NamedTuple):
@@ -52,9 +58,19 @@ def gid(name: str, offset: int) -> Bytes:
     return Bytes(name, offset, 16, Gid)
 
 
-def private_data(offset: int, length: int) -> Bytes:
-    """The private data at the end of a CM message."""
-    return Bytes("private_data", offset, length, bytes, True)
+def bits(offset: int, width: int, *, before: int = 0) -> Bits:
+    """:class:`Bits`, in the annotation of a field."""
+    return Bits("", offset, before, width)
+
+
+def whole(offset: int, length: int, type: Callable[[bytes], Any] | None = None, *, pads: bool = False) -> Bytes:
+    """:class:`Bytes`, in the annotation of a field, which is of this type, or of the annotation's."""
+    return Bytes("", offset, length, type or bytes, pads)
+
+
+def rest(offset: int) -> Bytes:
+    """The padded bytes up to the end of the message, in the annotation of a field."""
+    return Bytes("", offset, 0, bytes, True)
 
 
 class Layout:
@@ -86,6 +102,8 @@ class Packed:
     __slots__ = ()
 
     _LAYOUT: ClassVar[Layout]
+    #: The size of the private data in bytes, of a message that has some.
+    PRIVATE_DATA: ClassVar[int]
 
     def pack(self) -> bytes:
         """The bytes on the wire; ValueError for a field out of range."""
@@ -95,6 +113,37 @@ class Packed:
     def unpack(cls, data: Buffer) -> Self:
         """The message in these bytes; WireError for another length."""
         return cls(**cls._LAYOUT.unpack(data))
+
+
+T = TypeVar("T", bound=Packed)
+
+
+def laid_out(size: int) -> Callable[[type[T]], type[T]]:
+    """Decorate a dataclass of ``size`` bytes on the wire, whose annotations say where its fields are.
+
+    The module that defines it may not have annotations as strings.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        fields = [
+            _placed(place, name, annotation.__origin__, size)
+            for name, annotation in kind.__annotations__.items()
+            for place in getattr(annotation, "__metadata__", ())
+        ]
+        kind._LAYOUT = Layout(size, fields)
+        for field in fields:
+            if field.name == "private_data" and isinstance(field, Bytes):
+                kind.PRIVATE_DATA = field.length
+        return kind
+
+    return decorate
+
+
+def _placed(place: Field, name: str, kind: object, size: int) -> Field:
+    if isinstance(place, Bits):
+        return place._replace(name=name, is_flag=kind is bool)
+    type = Gid if kind is Gid else place.type
+    return place._replace(name=name, length=place.length or size - place.offset, type=type)
 
 
 # -- planning ---------------------------------------------------------------------------------------------------------

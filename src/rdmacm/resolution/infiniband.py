@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from rdmacm.address import SockAddrIB
+from rdmacm.errors import Failure
 from rdmacm.explanation import Candidate, Explanation, Step
-from rdmacm.failure import Failure
 from rdmacm.ib.transport import IbPort
 from rdmacm.resolution.hosts import PortView
 from rdmacm.verbs.device import GidEntry

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure
 from rdmacm.resolution.hosts import HostView, IpoibInterface, IpPortView, LocalAddress
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.verbs.device import Device, GidEntry, Port

@@ -12,8 +12,8 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from rdmacm.address import Gid, InetAddr, is_link_local
+from rdmacm.errors import Failure
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
-from rdmacm.failure import Failure
 from rdmacm.net.types import Neighbour, Network, RouteEntry
 from rdmacm.proto.ipoib import IpoibAddress, multicast_gid
 from rdmacm.proto.sa import PathRecord

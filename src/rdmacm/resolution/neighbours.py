@@ -11,7 +11,7 @@ import errno
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Protocol, TypeAlias
 
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure
 from rdmacm.net.types import Neighbour, Network
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer

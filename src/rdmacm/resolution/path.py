@@ -6,7 +6,7 @@ import errno
 from socket import AF_INET
 
 from rdmacm.address import DEFAULT_PKEY, Gid
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure
 from rdmacm.net.types import Network
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution.hosts import HostView, mtu_code

@@ -6,8 +6,7 @@ import errno
 from socket import AF_INET, AF_INET6
 
 from rdmacm.address import InetAddr
-from rdmacm.errors import errno_name
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, errno_name
 from rdmacm.net.types import Network, RouteEntry
 from rdmacm.resolution.hosts import HostView, PortView
 

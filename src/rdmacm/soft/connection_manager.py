@@ -17,7 +17,6 @@ from enum import Enum
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
-from rdmacm import log
 from rdmacm.errors import errno_name
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
@@ -38,6 +37,7 @@ from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
 from rdmacm.proto.cm.states import CONNECTED, CmState
 from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
+from rdmacm.provider import log
 
 __all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "OnUndelivered", "RequestHandler", "Triage"]
 

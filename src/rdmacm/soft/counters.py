@@ -53,7 +53,7 @@ def hw_counters(engines: EngineCounters, link_downed: int) -> dict[str, int]:
 
 
 def cm_counters(managers: Iterable[ConnectionManager]) -> dict[str, int]:
-    """The counters of connection managers together (:attr:`rdmacm.counters.Counters.cm`)."""
+    """The counters of connection managers together (:attr:`rdmacm.provider.counters.Counters.cm`)."""
     found = dict.fromkeys(
         (
             *(f"{direction}_{kind.name.lower()}" for direction in ("tx", "rx") for kind in AttributeId),
@@ -74,5 +74,5 @@ def cm_counters(managers: Iterable[ConnectionManager]) -> dict[str, int]:
 
 
 def udp_counters(wire: Counter[str], dropped: Counter[str]) -> dict[str, int]:
-    """The counters of the wire, and of packets that were for no queue pair (:attr:`rdmacm.counters.Counters.udp`)."""
+    """The counters of the wire, and of packets for no queue pair: :attr:`rdmacm.provider.counters.Counters.udp`."""
     return {**wire, **{f"rx_{reason}": count for reason, count in dropped.items() if reason != "packet"}}

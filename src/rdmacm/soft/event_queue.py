@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 
 from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
-from rdmacm.multicast import GroupJoin
 from rdmacm.progress.runtime import Runtime
 from rdmacm.provider import Owner, QueuedEvent
+from rdmacm.provider.multicast import GroupJoin
 
 __all__ = ["PendingRequest", "QueueMember", "SoftQueue"]
 

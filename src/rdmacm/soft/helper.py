@@ -20,8 +20,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.interrupts.protection import run_finalizers
 from rdmacm.progress.wake import Waiter
-from rdmacm.protection import run_finalizers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

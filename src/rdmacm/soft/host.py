@@ -13,10 +13,10 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from rdmacm.counters import Counters
 from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Neighbour, Network
 from rdmacm.progress.runtime import Runtime
+from rdmacm.provider.counters import Counters
 from rdmacm.resolution.hosts import HostView, IpoibInterface, PortKey, PortView, RocePortView
 from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.neighbours import PendingNeighbours

@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from rdmacm import log
 from rdmacm.address import Address, InetAddr
-from rdmacm.counters import Counters
-from rdmacm.errors import cm_error
+from rdmacm.errors import Failure, cm_error
 from rdmacm.explanation import Explanation
-from rdmacm.failure import Failure
+from rdmacm.interrupts import handlers
 from rdmacm.net.types import Network
-from rdmacm.progress import signals
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
+from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap, log
+from rdmacm.provider.counters import Counters
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.soft.device.device import SoftDevice
@@ -129,7 +127,7 @@ class SoftProvider:
             was_in_use = self.runtime.in_use
             self.runtime.use(queue)
             if was_in_use:  # the first user has looked at the handlers
-                signals.refresh()  # a handler of this call's deadline is new
+                handlers.refresh()  # a handler of this call's deadline is new
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from rdmacm.address import ALL_BITS_64, Address, Gid, InetAddr, SockAddrIB, is_link_local, service_id
-from rdmacm.errors import RdmaError
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, RdmaError
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.restriction import made_like, meets, same_partition, why_unusable
 from rdmacm.provider import FoundServices, RouteChoice

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sized
 from typing import Protocol, TypeVar
 
+from rdmacm.interrupts.handlers import checkpoint
 from rdmacm.progress.runtime import Runtime
-from rdmacm.progress.signals import checkpoint
 from rdmacm.soft.helper import HELPER_THREAD
 
 __all__ = ["SimulationError", "VirtualClock", "VirtualRuntime"]

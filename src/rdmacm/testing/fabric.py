@@ -24,8 +24,8 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.address import is_multicast
-from rdmacm.progress.signals import checkpoint
-from rdmacm.protection import run_finalizers
+from rdmacm.interrupts.handlers import checkpoint
+from rdmacm.interrupts.protection import run_finalizers
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,

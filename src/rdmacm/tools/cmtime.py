@@ -12,9 +12,9 @@ from functools import partial
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.cmid import CmEvent, CmId, EventChannel
-from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import (
     add_address,
     add_port,

@@ -14,11 +14,11 @@ from typing import ClassVar, Self
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace, RaiFlag
+from rdmacm.diagnosis.explain import resolve
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
-from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
+from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap

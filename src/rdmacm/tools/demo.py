@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from rdmacm.cmid import CmId
-from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import perf
 from rdmacm.tools.arguments import add_provider, add_wait_limit
 from rdmacm.tools.connection import ToolConnection, find_server

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from socket import AF_INET, inet_ntop
 
+from rdmacm.diagnosis.explain import devices
 from rdmacm.errors import RdmaError
-from rdmacm.explain import devices
-from rdmacm.provider_choice import choose
+from rdmacm.provider.choice import choose
 from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.core import core_line, core_name
 from rdmacm.tools.output import (

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import argparse
 import errno
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Protocol, TypeVar
 
-from rdmacm.address import SockAddr
+from rdmacm.address import SockAddr, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId, event_str
 from rdmacm.constants import AddressFamily, CmEventType, PortSpace, RaiFlag
-from rdmacm.errors import cm_error
-from rdmacm.explain import resolve
+from rdmacm.diagnosis.explain import resolve
+from rdmacm.errors import CmRejectedError, RdmaError, cm_error
 from rdmacm.tools.arguments import integer_between
 from rdmacm.tools.explain import error_of
-from rdmacm.tools.output import Parser, write
+from rdmacm.tools.output import Parser, write, write_json
 from rdmacm.tools.serving import bind
 from rdmacm.tools.waiting import PeerWait, notice
 from rdmacm.verbs.ah import AH
@@ -29,7 +33,6 @@ from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = [
-    "CONNECTING_FAILED",
     "GRH_LENGTH",
     "RECV",
     "SEND",
@@ -38,7 +41,8 @@ __all__ = [
     "End",
     "add_counts",
     "add_format",
-    "complete",
+    "check_event",
+    "run_exchange",
     "say",
 ]
 
@@ -51,14 +55,15 @@ _FORMATS = {"name": 0, "ip": AddressFamily.INET, "ipv6": AddressFamily.INET6, "g
 RECV, SEND = 1, 2
 #: Timeout of resolve_addr and of resolve_route, in milliseconds.
 TIMEOUT_MS = 2000
-#: Events of an id that could not be connected.
-CONNECTING_FAILED = frozenset(
+#: Events of an id that could not be connected, or join a group.
+FAILURES = frozenset(
     (
         CmEventType.ADDR_ERROR,
         CmEventType.ROUTE_ERROR,
         CmEventType.CONNECT_ERROR,
         CmEventType.UNREACHABLE,
         CmEventType.REJECTED,
+        CmEventType.MULTICAST_ERROR,
     )
 )
 #: Bytes before each datagram that is received.
@@ -106,6 +111,52 @@ def complete(args: argparse.Namespace, status: int) -> None:
     """Write the last lines."""
     say(args, "test complete")
     say(args, f"return status {status}")
+
+
+class _Counts(Protocol):
+    sent: int
+    received_bytes: int
+
+
+E = TypeVar("E", bound=_Counts)
+
+
+def run_exchange(
+    args: argparse.Namespace,
+    name: str,
+    role: str,
+    endpoint: Callable[[], AbstractContextManager[E]],
+    work: Callable[[E], None],
+    facts: Callable[[E], dict[str, object]] = lambda _: {},
+) -> int:
+    """Call ``work`` with an end of an exchange, between the first line of output of tool ``name`` and the last.
+
+    With ``--json``, the object has ``facts`` of it before the seconds. Returns the exit status.
+    """
+    say(args, f"{name}: starting {role}")
+    began = time.perf_counter()
+    try:
+        with endpoint() as end:
+            work(end)
+    except RdmaError as error:
+        complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
+        raise
+    complete(args, 0)
+    if args.json:
+        counts = {"connections": args.connections, "messages": args.messages, "size": args.size}
+        moved = {"sent": args.size * end.sent, "received": end.received_bytes, **facts(end)}
+        write_json({"role": role, **counts, **moved, "seconds": round(time.perf_counter() - began, 6)})
+    return 0
+
+
+def check_event(args: argparse.Namespace, name: str, event: CmEvent, step: str, peer: str | None) -> None:
+    """Raise the error of an event that tells of a failure."""
+    if event.type in FAILURES:
+        say(args, f"{name}: event: {event_str(event.type)}, error: {event.status}")
+        assert event.error is not None
+        raise event.error
+    if event.type is CmEventType.DEVICE_REMOVAL:
+        raise cm_error(errno.ENODEV, "the device was removed", step, peer)
 
 
 # -- addresses ------------------------------------------------------------------------------------------
@@ -159,6 +210,17 @@ class End:
         with found:
             assert found.route.dst_addr is not None
             return found.route.dst_addr
+
+    def wait_for(self, server: SockAddr, progress: Callable[[], str]) -> None:
+        """From now on wait for the server no longer than ``--timeout``; ``progress`` says how far the run is."""
+        self.waits = PeerWait(format_address(server), self.args.timeout)
+        self.waits.progress = lambda: (
+            f"{progress()}, {self.received} of {self.messages * self.args.connections} messages received"
+        )
+        self.waits.hint = (
+            "checking that a server listens on that port and has the same -c, -C and -S, that firewalls let UDP port"
+            " 4791 pass, or a longer --timeout"
+        )
 
     def _hints(self, flags: RaiFlag) -> AddrInfo:
         family = _FORMATS[self.args.format]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from rdmacm.address import InetAddr, format_address
+from rdmacm.diagnosis.explain import explain
 from rdmacm.errors import GaiError, RdmaError, cm_error, printable
-from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of

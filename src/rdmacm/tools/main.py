@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import NoReturn, cast
 
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.interrupt import STATUS, exit_when_interrupted, raise_when_interrupted
-from rdmacm.provider_choice import choose, noting_the_choice
+from rdmacm.interrupts.command import STATUS, exit_when_interrupted, raise_when_interrupted
+from rdmacm.provider.choice import choose, noting_the_choice
 from rdmacm.tools.arguments import named_hosts
 from rdmacm.tools.output import (
     ACM_VARIABLE,
@@ -138,7 +138,7 @@ def _run(argv: Sequence[str]) -> int:
 def _run_tool(tool: Tool, args: argparse.Namespace) -> int:
     if getattr(args, "pcap", None) is None:
         return tool.run(args)
-    from rdmacm.captures import capture
+    from rdmacm.diagnosis.captures import capture
 
     with capture(args.pcap, args.provider) as packets:
         status = tool.run(args)

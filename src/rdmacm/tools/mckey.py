@@ -17,14 +17,14 @@ from typing import Self
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
-from rdmacm.connparam import UdParam
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import cm_error
+from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.exchange import GRH_LENGTH, TIMEOUT_MS, DatagramNode, add_counts, complete, say
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write_json
+from rdmacm.tools.exchange import GRH_LENGTH, TIMEOUT_MS, DatagramNode, add_counts, check_event, run_exchange, say
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.enums import SendFlag, WCStatus
@@ -40,8 +40,8 @@ PAGE = Page(
         the same -C and -S. A receiver waits without limit for the first message, and then --timeout for each further
         one: datagrams that the network loses are not sent again.
 
-        With --json, each end writes one object instead, if it succeeds: role (client, the sender, or server), group
-        (the MGID), connections, messages, size, sent and received (bytes), and seconds.
+        With --json, each end writes one object instead, if it succeeds: role (client, the sender, or server),
+        connections, messages, size, sent and received (bytes), group (the MGID), and seconds.
     """,
     examples=(
         ("rdmacm mckey -m 239.1.2.3 -b 127.0.0.1", "Receive ten messages."),
@@ -55,7 +55,6 @@ PAGE = Page(
 #: The port space, a number as in C.
 _SPACES = {number: PortSpace(int(number, 0)) for number in ("0x0111", "0x111", "273", "0x0002", "0x2", "2")}
 _MAX_CONNECTIONS = 1000
-_FAILED = frozenset((CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR, CmEventType.MULTICAST_ERROR))
 
 
 def add_arguments(parser: Parser) -> None:
@@ -111,31 +110,14 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("either -m ADDR or -M GID is needed")
     if args.gid is not None and args.bind is None:
         args.parser.error("-M needs -b ADDR: unmapped multicast address requires binding to source address")
-    say(args, f"mckey: starting {'client' if args.send else 'server'}")
-    began = time.perf_counter()
-    try:
-        with _Endpoint(args) as endpoint:
-            endpoint.join()
-            if endpoint.messages:
-                endpoint.move_data()
-    except RdmaError as error:
-        complete(args, -(error.errno or errno.EIO))
-        raise
-    complete(args, 0)
-    if args.json:
-        write_json(
-            {
-                "role": "client" if args.send else "server",
-                "group": endpoint.dgid,
-                "connections": args.connections,
-                "messages": args.messages,
-                "size": args.size,
-                "sent": endpoint.sent * args.size,
-                "received": endpoint.received_bytes,
-                "seconds": round(time.perf_counter() - began, 6),
-            }
-        )
-    return 0
+
+    def work(endpoint: _Endpoint) -> None:
+        endpoint.join()
+        if endpoint.messages:
+            endpoint.move_data()
+
+    role = "client" if args.send else "server"
+    return run_exchange(args, "mckey", role, lambda: _Endpoint(args), work, lambda endpoint: {"group": endpoint.dgid})
 
 
 class _Node(DatagramNode):
@@ -242,12 +224,7 @@ class _Endpoint:
                 self._advance(event)
 
     def _advance(self, event: CmEvent) -> None:
-        if event.type in _FAILED:
-            self.say(f"mckey: event: {event_str(event.type)}, error: {event.status}")
-            assert event.error is not None
-            raise event.error
-        if event.type is CmEventType.DEVICE_REMOVAL:
-            raise cm_error(errno.ENODEV, "the device was removed", "join_multicast", self.waits.whom)
+        check_event(self.args, "mckey", event, "join_multicast", self.waits.whom)
         if event.type is CmEventType.ADDR_RESOLVED:
             self._join(self.nodes[event.id])
         elif event.type is CmEventType.MULTICAST_JOIN:

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from rdmacm.cmid import CmId
-from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, CmRejectedError, cm_error, printable
 from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import perf_unreliable
 from rdmacm.tools.arguments import (
     add_address,

@@ -20,9 +20,9 @@ from contextlib import suppress
 from enum import IntEnum
 
 from rdmacm.cmid import CmId
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.errors import CmDisconnectedError, cm_error
 from rdmacm.proto.constants import GRH_LENGTH
+from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.connection import ToolConnection, completion_failure
 from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
 from rdmacm.tools.perf_plan import ACCESS, Op, Plan, Result, answer_of, pack_answer

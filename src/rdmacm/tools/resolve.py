@@ -6,7 +6,7 @@ import argparse
 
 from rdmacm.address import format_address
 from rdmacm.cmid import CmId
-from rdmacm.explain import resolve
+from rdmacm.diagnosis.explain import resolve
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.explain import error_of

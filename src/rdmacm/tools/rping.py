@@ -16,8 +16,8 @@ from itertools import count
 
 from rdmacm.address import format_address
 from rdmacm.cmid import CmId
-from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import errno
 import selectors
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,27 +18,24 @@ from itertools import cycle, islice
 from types import TracebackType
 from typing import Self
 
-from rdmacm.address import format_address
-from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
-from rdmacm.connparam import ConnParam
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
-from rdmacm.errors import CmRejectedError, CmWouldBlockError, RdmaError, cm_error
+from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure, connection_ended
 from rdmacm.tools.exchange import (
-    CONNECTING_FAILED,
     RECV,
     SEND,
     TIMEOUT_MS,
     End,
     add_counts,
     add_format,
-    complete,
-    say,
+    check_event,
+    run_exchange,
 )
-from rdmacm.tools.output import CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write_json
+from rdmacm.tools.output import CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser
 from rdmacm.tools.serving import announce
-from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
@@ -116,32 +112,16 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-t is an option of the client, and needs -s ADDR")
     if args.validate and not is_server:
         args.parser.error("-V is an option of the server, and excludes -s")
-    say(args, f"cmatose: starting {'server' if is_server else 'client'}")
-    began = time.perf_counter()
-    try:
-        with _Server(args) if is_server else _Client(args) as endpoint:
-            endpoint.establish()
-            if endpoint.messages:
-                endpoint.move_data()
-            endpoint.disconnect()
-    except RdmaError as error:
-        complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
-        raise
-    complete(args, 0)
-    if args.json:
-        write_json(
-            {
-                "role": "server" if is_server else "client",
-                "connections": args.connections,
-                "messages": args.messages,
-                "size": args.size,
-                "sent": args.size * endpoint.sent,
-                "received": endpoint.received_bytes,
-                "validated": args.validate,
-                "seconds": round(time.perf_counter() - began, 6),
-            }
-        )
-    return 0
+
+    def work(endpoint: _Endpoint) -> None:
+        endpoint.establish()
+        if endpoint.messages:
+            endpoint.move_data()
+        endpoint.disconnect()
+
+    kind: type[_Endpoint] = _Server if is_server else _Client
+    role = "server" if is_server else "client"
+    return run_exchange(args, "cmatose", role, lambda: kind(args), work, lambda _: {"validated": args.validate})
 
 
 class _Exchange:
@@ -302,12 +282,7 @@ class _Endpoint(End, ABC):
 
     def _take_event(self, event: CmEvent) -> bool:
         """Process an event; return False when its id is to be destroyed."""
-        if event.type in CONNECTING_FAILED:
-            self.say(f"cmatose: event: {event_str(event.type)}, error: {event.status}")
-            assert event.error is not None
-            raise event.error
-        if event.type is CmEventType.DEVICE_REMOVAL:
-            raise cm_error(errno.ENODEV, "the device was removed", "transfer", event.id.peer_addr_text)
+        check_event(self.args, "cmatose", event, "transfer", event.id.peer_addr_text)
         if event.type is CmEventType.ESTABLISHED:
             self.established += 1
         elif event.type is CmEventType.DISCONNECTED:
@@ -443,14 +418,9 @@ class _Client(_Endpoint):
         args = self.args
         source = None if self.args.bind is None else self.own_address(0)
         destination = self.find_server(source)
-        self.waits = PeerWait(format_address(destination), args.timeout)
-        self.waits.progress = lambda: (
-            f"{self.established} of {args.connections} connections established, {self.sent} messages sent,"
-            f" {self.received} of {self.messages * args.connections} received"
-        )
-        self.waits.hint = (
-            "checking that a server listens on that port and has the same -c, -C and -S, that firewalls let UDP port"
-            " 4791 pass, or a longer --timeout"
+        self.wait_for(
+            destination,
+            lambda: f"{self.established} of {args.connections} connections established, {self.sent} messages sent",
         )
         for _ in range(self.args.connections):
             cmid = CmId(self.channel, self.space)

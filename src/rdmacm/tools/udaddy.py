@@ -9,22 +9,18 @@ messages are not sent: both ends must be started with the same values.
 from __future__ import annotations
 
 import argparse
-import errno
-import time
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from rdmacm.address import format_address
-from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
-from rdmacm.connparam import ConnParam, UdParam
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
-from rdmacm.errors import CmRejectedError, RdmaError, cm_error
+from rdmacm.errors import RdmaError
+from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.arguments import add_address, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import (
-    CONNECTING_FAILED,
     GRH_LENGTH,
     SEND,
     TIMEOUT_MS,
@@ -32,12 +28,12 @@ from rdmacm.tools.exchange import (
     End,
     add_counts,
     add_format,
-    complete,
-    say,
+    check_event,
+    run_exchange,
 )
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write_json
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
 from rdmacm.tools.serving import announce
-from rdmacm.tools.waiting import PeerWait, next_event
+from rdmacm.tools.waiting import next_event
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.enums import WC, SendFlag, WCStatus
 
@@ -105,30 +101,15 @@ def run(args: argparse.Namespace) -> int:
     is_server = args.server is None
     if is_server and args.tos is not None:
         args.parser.error("-t is an option of the client, and needs -s ADDR")
-    say(args, f"udaddy: starting {'server' if is_server else 'client'}")
-    began = time.perf_counter()
-    try:
-        with _Server(args) if is_server else _Client(args) as endpoint:
-            endpoint.resolve()
-            if endpoint.messages:
-                endpoint.move_data()
-    except RdmaError as error:
-        complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
-        raise
-    complete(args, 0)
-    if args.json:
-        write_json(
-            {
-                "role": "server" if is_server else "client",
-                "connections": args.connections,
-                "messages": args.messages,
-                "size": args.size,
-                "sent": endpoint.sent * args.size,
-                "received": endpoint.received_bytes,
-                "seconds": round(time.perf_counter() - began, 6),
-            }
-        )
-    return 0
+
+    def work(endpoint: _Endpoint) -> None:
+        endpoint.resolve()
+        if endpoint.messages:
+            endpoint.move_data()
+
+    kind: type[_Endpoint] = _Server if is_server else _Client
+    role = "server" if is_server else "client"
+    return run_exchange(args, "udaddy", role, lambda: kind(args), work)
 
 
 class _Node(DatagramNode):
@@ -208,12 +189,7 @@ class _Endpoint(End):
             else:
                 event = self.waits.until(partial(next_event, self.channel))
             with event:
-                if event.type in CONNECTING_FAILED:
-                    self.say(f"udaddy: event: {event_str(event.type)}, error: {event.status}")
-                    assert event.error is not None
-                    raise event.error
-                if event.type is CmEventType.DEVICE_REMOVAL:
-                    raise cm_error(errno.ENODEV, "the device was removed", "connect", event.id.peer_addr_text)
+                check_event(self.args, "udaddy", event, "connect", event.id.peer_addr_text)
                 self.advance(event)
 
     def await_messages(self) -> None:
@@ -282,15 +258,7 @@ class _Client(_Endpoint):
         source = None if args.bind is None else self.own_address(0)
         destination = self.find_server(source)
         self.say("udaddy: connecting")
-        self.waits = PeerWait(format_address(destination), args.timeout)
-        self.waits.progress = lambda: (
-            f"{self.connected} of {args.connections} queue pairs found,"
-            f" {self.received} of {self.messages * args.connections} messages received"
-        )
-        self.waits.hint = (
-            "checking that a server listens on that port and has the same -c, -C and -S, that firewalls let UDP port"
-            " 4791 pass, or a longer --timeout"
-        )
+        self.wait_for(destination, lambda: f"{self.connected} of {args.connections} queue pairs found")
         for _ in range(args.connections):
             cmid = CmId(self.channel, self.space)
             self.nodes[cmid] = _Node(self, cmid)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from rdmacm.protection import finalize
+from rdmacm.interrupts.protection import finalize
 from rdmacm.verbs.backend import AsyncQueueBackend
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.resource import Resource

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
-from rdmacm.plainints import (
+from rdmacm.proto.plainints import (
     QP_ACCESS_FLAGS,
     QP_ALT_PATH,
     QP_AV,

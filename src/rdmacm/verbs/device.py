@@ -16,7 +16,7 @@ from typing import NoReturn, Self
 
 from rdmacm.address import Gid
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
-from rdmacm.protection import finalize
+from rdmacm.interrupts.protection import finalize
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.attrex import DeviceAttrEx

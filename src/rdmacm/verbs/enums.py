@@ -16,7 +16,7 @@ from rdmacm.enums import (
     WCStatus,
     WROpcode,
 )
-from rdmacm.work import WC
+from rdmacm.proto.work import WC
 
 __all__ = [
     "WC",

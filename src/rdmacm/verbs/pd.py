@@ -7,7 +7,7 @@ import errno
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
+from rdmacm.proto.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs import checks
 from rdmacm.verbs.backend import MRBackend
 from rdmacm.verbs.buffers import Buffer, byte_view

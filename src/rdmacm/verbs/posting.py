@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.plainints import SEND_INLINE
+from rdmacm.proto.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.enums import AccessFlag, PlacementType, QPType, SelectivityLevel, SendFlag, WROpcode

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from rdmacm.address import Gid, is_multicast
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
+from rdmacm.proto.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.protection import finalize, hold_during_fork
+from rdmacm.interrupts.protection import finalize, hold_during_fork
 
 __all__ = ["Resource"]
 

@@ -102,7 +102,7 @@ class SGE:
 
 
 class SendWR:
-    """A send work request, ``struct ibv_send_wr``. C's name of a field is given where it is another.
+    """A send work request, ``struct ibv_send_wr``. C's field name is given where it differs.
 
     Attributes:
 

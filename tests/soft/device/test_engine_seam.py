@@ -12,8 +12,8 @@ from rdmacm import RdmaError
 from rdmacm.enums import AccessFlag, QPState, WCOpcode, WCStatus
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, EngineCounters, QPEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.wire import Buffer
+from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 from rdmacm.verbs.wr import RecvWR, SendWR
-from rdmacm.work import WC, Memory, RecvWork, SendWork
 from support.softdev import Connected, Pair, sge, told
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rdmacm import CmId, ConnParam, EventChannel, PortSpace, RaiFlag, RdmaError, SockAddrIB, getaddrinfo
 from rdmacm.address import Gid, service_id
-from rdmacm.cmstate import State
+from rdmacm.provider.cmstate import State
 from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
 
 SID = service_id(PortSpace.IB, 7471)

@@ -6,10 +6,10 @@ import sys
 from ctypes import addressof, memmove, string_at
 from typing import Any, TypeVar
 
-from rdmacm import plainints
 from rdmacm.address import Gid
 from rdmacm.kernel.verbs.layouts import ibv_ah_attr, ibv_device_attr, ibv_device_attr_ex, ibv_qp_attr
-from rdmacm.plainints import QP_ALT_PATH, QP_AV, QP_STATE
+from rdmacm.proto import plainints
+from rdmacm.proto.plainints import QP_ALT_PATH, QP_AV, QP_STATE
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap
 from rdmacm.verbs.attrex import (
     CQModerationCaps,

@@ -21,13 +21,13 @@ from socket import ntohl
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.interrupts.protection import deferred_finalizers, finalize, run_finalizers
 from rdmacm.kernel.verbs.layouts import WC as WC_FORMAT
 from rdmacm.kernel.verbs.layouts import ibv_comp_channel, ibv_cq
 from rdmacm.kernel.verbs.library import code_of, last_error
 from rdmacm.kernel.verbs.opened import OpenedDevice, Rank
 from rdmacm.kernel.verbs.refusals import check, made, refusal
 from rdmacm.progress.waiting import count_cpus
-from rdmacm.protection import deferred_finalizers, finalize, run_finalizers
 from rdmacm.verbs.enums import WC, EventType, WCFlag, WCOpcode, WCStatus
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from rdmacm.errors import cm_error
 from rdmacm.kernel.verbs.layouts import SGE as SGE_FORMAT
 from rdmacm.kernel.verbs.layouts import ibv_mw_bind_info, ibv_qp_ex, ibv_sge
 from rdmacm.kernel.verbs.memory import KernelMR, KernelMW
-from rdmacm.plainints import SEND_INLINE
+from rdmacm.proto.plainints import SEND_INLINE
 from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.enums import DeviceCapFlag, MWType, QPType, SendOpsFlag, WROpcode
 from rdmacm.verbs.posting import REQUIRED_OPERANDS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import RdmaError
 from rdmacm.kernel.verbs.memory import KernelMR
-from rdmacm.plainints import SEND_INLINE
+from rdmacm.proto.plainints import SEND_INLINE
 from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.enums import WROpcode
 from rdmacm.verbs.wr import SGE, SendWR

@@ -13,7 +13,7 @@ from rdmacm.kernel.verbs.layouts import ibv_mr, ibv_mw
 from rdmacm.kernel.verbs.library import last_error
 from rdmacm.kernel.verbs.opened import Rank
 from rdmacm.kernel.verbs.refusals import made, not_registered, refusal
-from rdmacm.plainints import ACCESS_ZERO_BASED
+from rdmacm.proto.plainints import ACCESS_ZERO_BASED
 from rdmacm.verbs.buffers import address_of
 from rdmacm.verbs.enums import MWType, ReregMRFlag
 

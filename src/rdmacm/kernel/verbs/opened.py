@@ -17,8 +17,8 @@ from ctypes import byref
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from rdmacm import log
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.interrupts.protection import deferred_finalizers, finalize
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.verbs import removals
 from rdmacm.kernel.verbs.attributes import fill_ah_attr
@@ -27,7 +27,7 @@ from rdmacm.kernel.verbs.library import Library, Operations, code_of, last_error
 from rdmacm.kernel.verbs.refusals import made
 from rdmacm.kernel.verbs.watch import Watch
 from rdmacm.progress.runtime import Runtime
-from rdmacm.protection import deferred_finalizers, finalize
+from rdmacm.provider import log
 from rdmacm.verbs.enums import EventType, TransportType
 from rdmacm.verbs.wr import AddressHandle
 

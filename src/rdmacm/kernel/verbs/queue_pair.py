@@ -32,7 +32,7 @@ from rdmacm.kernel.verbs.memory import KernelMR, KernelMW
 from rdmacm.kernel.verbs.opened import Handle, OpenedDevice, Rank
 from rdmacm.kernel.verbs.posting import RecvArray, SendArray, refused
 from rdmacm.kernel.verbs.refusals import check, refusal
-from rdmacm.plainints import QP_STATE
+from rdmacm.proto.plainints import QP_STATE
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import EventType, MWType, QPAttrMask, QPState, QPType, SrqAttrMask, WCOpcode, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR

@@ -9,7 +9,7 @@ from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, RTU
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.freed import FreedNumbers
-from rdmacm.timerheap import LazyTimerHeap
+from rdmacm.proto.timerheap import LazyTimerHeap
 
 __all__ = ["Connections", "Listeners"]
 

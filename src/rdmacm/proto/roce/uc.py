@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.plainints import ACCESS_REMOTE_WRITE
 from rdmacm.proto.constants import (
     BTH_LENGTH,
     ICRC_LENGTH,
@@ -36,6 +35,7 @@ from rdmacm.proto.constants import (
     SOLICITED_EVENT,
 )
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
+from rdmacm.proto.plainints import ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
 from rdmacm.proto.roce.headers import BTH_HALVES, RETH_STRUCT, WORD
 from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
@@ -54,7 +54,7 @@ from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT
-from rdmacm.work import WC, Memory, RecvWork, SendWork
+from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
 if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters

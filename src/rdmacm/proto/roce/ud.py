@@ -13,8 +13,8 @@ counted by reason:
 - ``receive too short``: for the message and the 40 bytes before it. As in rdma_rxe, the receive stays posted; the
   architecture has a completion with LOC_LEN_ERR instead, by which a stranger could use up all receives.
 
-The compiled core (docs/core.md) has each of the two queues as long as it knows everything in it, and what is usual is
-done there.
+The compiled core (docs/core.md) has each of the two queues as long as it knows everything in it: SENDs and receives of
+at most one element.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT
 from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.proto.roce.rc.trains import Trains
-from rdmacm.work import WC, RecvWork, SendWork
+from rdmacm.proto.work import WC, RecvWork, SendWork
 
 if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters

@@ -27,7 +27,7 @@ from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import NO_HEADERS
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import Memory, RecvWork
+from rdmacm.proto.work import Memory, RecvWork
 
 __all__ = ["SharedQueue", "XrcInitiator", "XrcTarget"]
 

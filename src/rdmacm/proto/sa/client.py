@@ -27,8 +27,8 @@ from rdmacm.proto.sa.rmpp import (
     RmppType,
     describe_rmpp,
 )
+from rdmacm.proto.timerheap import LazyTimerHeap
 from rdmacm.proto.wire import Buffer, WireError
-from rdmacm.timerheap import LazyTimerHeap
 
 __all__ = ["SaClient", "SaResponse"]
 

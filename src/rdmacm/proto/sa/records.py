@@ -28,7 +28,7 @@ RATE_GBPS = {
     17: 200, 18: 300, 19: 28, 20: 50, 21: 400, 22: 600, 23: 800,
 }  # fmt: skip
 
-# A plain int, for the reason given in rdmacm.plainints.
+# A plain int, for the reason given in rdmacm.proto.plainints.
 _EXACTLY = int(Selector.EXACTLY)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from rdmacm import plainints as bits
 from rdmacm.enums import AccessFlag
+from rdmacm.proto import plainints as bits
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 

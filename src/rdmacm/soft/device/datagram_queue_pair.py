@@ -13,16 +13,16 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from rdmacm import log
 from rdmacm.address import is_link_local, is_multicast
 from rdmacm.enums import QPState
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.plainints import QP_QKEY, QP_STATE
 from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core import compiled
+from rdmacm.proto.plainints import QP_QKEY, QP_STATE
 from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
+from rdmacm.provider import log
 from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import refused, send_again, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
     from rdmacm.address import Gid
     from rdmacm.proto._core import Datagrams, Port, Route
+    from rdmacm.proto.work import RecvWork
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
     from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import SendWR
-    from rdmacm.work import RecvWork
 
 __all__ = ["SoftUdQP"]
 
@@ -341,7 +341,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         return made
 
     def _join_core(self, port: Port) -> None:
-        """Let the compiled core do what is usual, from its sockets to the completion queues."""
+        """Let the compiled core do SENDs of at most one element, from its sockets to the completion queues."""
         engine, wire, regions = self._engine, self._mux.wire, self._table.core_regions
         if self.state is not _RTS or self._srq is not None or not (port.is_enabled and self._mux.opened):
             return

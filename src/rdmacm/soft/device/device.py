@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rdmacm import log
 from rdmacm.errors import cm_error
 from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.proto.engine import EngineCounters
+from rdmacm.provider import log
 from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from rdmacm.proto.engine import EngineCounters, EngineFactory
+    from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
     from rdmacm.soft.device.multiplexer import QPMultiplexer
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.attr import QPCap, SrqAttr
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR, SendWR
-    from rdmacm.work import WC, Memory, RecvWork, SendWork
 
 __all__ = ["SoftXrcRecvQP", "SoftXrcSRQ", "SoftXrcSendQP", "XrcDomain"]
 

@@ -14,7 +14,9 @@ import random
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.plainints import (
+from rdmacm.proto.core import compiled
+from rdmacm.proto.freed import FreedNumbers
+from rdmacm.proto.plainints import (
     ACCESS_FLUSH_PERSISTENT,
     ACCESS_HUGETLB,
     ACCESS_LOCAL_WRITE,
@@ -23,13 +25,11 @@ from rdmacm.plainints import (
     ACCESS_REMOTE_WRITE,
     ACCESS_ZERO_BASED,
 )
-from rdmacm.proto.core import compiled
-from rdmacm.proto.freed import FreedNumbers
+from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
 from rdmacm.verbs.buffers import Buffer, address_of, byte_view
 from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import SGE
-from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -305,7 +305,7 @@ class MemoryTable:
 
 
 class RemoteMemory:
-    """The memory that a queue pair's peer may touch: :class:`rdmacm.work.Memory` for one protection domain.
+    """The memory that a queue pair's peer may touch: :class:`rdmacm.proto.work.Memory` for one protection domain.
 
     It stands for the queue pair, to which windows of type 2 are bound.
     """

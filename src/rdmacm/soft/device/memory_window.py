@@ -26,7 +26,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rdmacm.plainints import (
+from rdmacm.proto.plainints import (
     ACCESS_LOCAL_WRITE,
     ACCESS_MW_BIND,
     ACCESS_REMOTE_ATOMIC,

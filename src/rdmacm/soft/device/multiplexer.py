@@ -19,7 +19,6 @@ import struct
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, cast
 
-from rdmacm import log
 from rdmacm.errors import RdmaError, cm_error, errno_name
 from rdmacm.proto.constants import (
     ACCEPTS_ANY,
@@ -39,13 +38,14 @@ from rdmacm.proto.constants import (
 from rdmacm.proto.core import compiled
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.timerheap import LazyTimerHeap
+from rdmacm.provider import log
 from rdmacm.soft.device.groups import Groups
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.device.mixed_trains import parts_of_train
 from rdmacm.soft.device.multiplexed import GroupQP, MultiplexedQP
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.udp import UdpWire
-from rdmacm.timerheap import LazyTimerHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence, Sized
@@ -296,7 +296,7 @@ class QPMultiplexer:
                 self._sweep(self.runtime.clock())
 
     def _sweep(self, now: float) -> None:
-        """Remove the held numbers whose time is over. Half of the numbers are looked at in vain, at most."""
+        """Remove the held numbers whose time is over. At most half of them are examined without being removed."""
         self._held = {qpn: until for qpn, until in self._held.items() if until > now}
         self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._held))
 

@@ -14,20 +14,21 @@ import errno
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING
 
-from rdmacm import log
 from rdmacm.address import is_link_local
 from rdmacm.enums import AccessFlag, QPState
 from rdmacm.errors import cm_error
-from rdmacm.plainints import (
+from rdmacm.proto.constants import ACCEPTS_NONE, ACCEPTS_PEER
+from rdmacm.proto.core import compiled
+from rdmacm.proto.engine import ACK_ONLY, NOTHING
+from rdmacm.proto.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
     QP_MAX_DEST_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
     QP_STATE,
 )
-from rdmacm.proto.constants import ACCEPTS_NONE, ACCEPTS_PEER
-from rdmacm.proto.core import compiled
-from rdmacm.proto.engine import ACK_ONLY, NOTHING
+from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.provider import log
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.requests import refused, send_work
@@ -37,7 +38,6 @@ from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.soft.wire.udp_route import UdpRoute
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
-from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -356,7 +356,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._join_core(self._mux.port, engine)
 
     def _join_core(self, port: Port, engine: QPEngine) -> None:
-        """Let the compiled core do what is usual, from its sockets to the completion queues."""
+        """Let the compiled core do SENDs, WRITEs and READs, from its sockets to the completion queues."""
         route, source, wire = self._route, self._source, self._mux.wire
         if not getattr(engine, "usual", False) or self.state is not _RTS or source is None or not port.is_enabled:
             return
@@ -425,7 +425,7 @@ class SoftQP(WorkQueues["QPEngine"]):
     def _schedule(self, deadline: float) -> None:
         self._mux.schedule(self, deadline)
         if self.core is not None:
-            self.core.see_timer()
+            self.core.arm_timer()
 
     def ask_peer(self) -> Hashable:
         route = self._route

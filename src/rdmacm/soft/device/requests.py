@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
 from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.proto.core import compiled
+from rdmacm.proto.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
+from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.verbs.buffers import Buffer, byte_view, bytes_at
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
-from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

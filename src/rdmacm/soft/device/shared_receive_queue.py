@@ -11,11 +11,11 @@ from rdmacm.verbs.attr import SrqAttr
 from rdmacm.verbs.enums import EventType, SrqAttrMask
 
 if TYPE_CHECKING:
+    from rdmacm.proto.work import RecvWork
     from rdmacm.soft.device.memory import MemoryTable, SoftMR
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR
-    from rdmacm.work import RecvWork
 
 __all__ = ["SoftSRQ"]
 

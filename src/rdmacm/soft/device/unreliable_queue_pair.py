@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rdmacm import log
 from rdmacm.enums import QPState
 from rdmacm.proto.roce.uc import UcEngine
+from rdmacm.provider import log
 from rdmacm.soft.device.queue_pair import SoftQP
 
 if TYPE_CHECKING:

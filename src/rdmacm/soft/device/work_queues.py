@@ -10,10 +10,10 @@ import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from rdmacm import log
 from rdmacm.enums import QPState, WCStatus
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
+from rdmacm.proto.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
+from rdmacm.provider import log
 from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rdmacm.address import Gid
     from rdmacm.proto._core import Connection, Datagrams, Port
     from rdmacm.proto.engine import EngineCounters
+    from rdmacm.proto.work import WC, RecvWork
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable, SoftMR
     from rdmacm.soft.device.multiplexer import QPMultiplexer
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.wire.base import SocketAddress
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR, SendWR
-    from rdmacm.work import WC, RecvWork
 
 __all__ = ["DeviceParts", "WorkQueues"]
 
@@ -373,7 +373,7 @@ class WorkQueues(Generic[E]):
     def _settle(self) -> None:
         """Count what the compiled core has posted and completed."""
         if self.core is not None:
-            sends, recvs = self.core.take_changes()
+            sends, recvs = self.core.take_posted_counts()
             self._sends += sends
             self._recvs += recvs
 

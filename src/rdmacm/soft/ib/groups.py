@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rdmacm.address import Gid
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure
 from rdmacm.ib.session import SaSession
 from rdmacm.ib.transport import IbPort
 from rdmacm.progress.runtime import Runtime

@@ -10,8 +10,7 @@ from random import Random
 from typing import Any
 
 from rdmacm.address import Gid, SockAddrIB
-from rdmacm.errors import RdmaError, cm_error
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.ib.registration import Registration
 from rdmacm.ib.session import SaSession
 from rdmacm.ib.transport import IbPort, MadTransport

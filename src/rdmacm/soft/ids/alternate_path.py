@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, ap_text
 from rdmacm.proto.cm.messages import REQ
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.cmstate import State
 from rdmacm.soft.ids.request import alternate_of_request
 
 if TYPE_CHECKING:

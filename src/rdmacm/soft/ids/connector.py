@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.provider import AlternatePathBackend
+from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag
 

@@ -12,19 +12,17 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm import log
 from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
-from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmStateError, RdmaError, cm_error
+from rdmacm.errors import CmStateError, Failure, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.failure import Failure
-from rdmacm.multicast import GroupJoin
 from rdmacm.net.types import Neighbour
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.provider import IdOptions, Owner, QueuedEvent
+from rdmacm.provider import IdOptions, Owner, QueuedEvent, log
+from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
+from rdmacm.provider.connparam import ConnParam, UdParam
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.event_queue import PendingRequest, SoftQueue
 from rdmacm.soft.host import SoftHost
@@ -51,7 +49,7 @@ _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 
 
 class IdCore:
-    """See the module. Used with the runtime's lock held; the state changes only by :mod:`rdmacm.cmstate`'s table."""
+    """See the module. Used with the runtime's lock held; the state changes by :mod:`rdmacm.provider.cmstate` alone."""
 
     __slots__ = (
         "__weakref__",

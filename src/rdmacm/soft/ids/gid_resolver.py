@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rdmacm.address import AF_IB, ALL_BITS_64, Address, SockAddrIB, service_id
-from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import cm_error
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, cm_error
+from rdmacm.provider.cmstate import Trigger
 from rdmacm.resolution.infiniband import IbLookup, IbPortView
 from rdmacm.soft.ids.core import IdCore, explain_failure
 from rdmacm.verbs.device import GidEntry

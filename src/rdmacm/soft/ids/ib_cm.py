@@ -15,7 +15,6 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Protocol
 
 from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
-from rdmacm.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import states
 from rdmacm.proto.cm.codes import (
@@ -52,6 +51,7 @@ from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import QueuedEvent
+from rdmacm.provider.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.alternate_path import AlternatePath
 from rdmacm.soft.ids.connector import ConnectorUser

@@ -14,14 +14,10 @@ from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from rdmacm import acm
 from rdmacm.address import ALL_BITS_64, Address, Gid, InetAddr, SockAddrIB, service_id
-from rdmacm.cmstate import Trigger
-from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.explanation import Explanation
-from rdmacm.failure import Failure
 from rdmacm.ib.session import describe_sa
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
@@ -30,6 +26,9 @@ from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.ipoib import broadcast_gid, multicast_gid
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider.cmstate import Trigger
+from rdmacm.provider.connparam import UdParam
+from rdmacm.resolution import acm
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.ib.groups import GroupRequest, PortJoin
@@ -44,9 +43,9 @@ from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
     from rdmacm.ib.registration import Registration
-    from rdmacm.multicast import GroupJoin
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
+    from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 

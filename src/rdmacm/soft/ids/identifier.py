@@ -18,14 +18,13 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB
-from rdmacm.cmstate import State, Trigger
-from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
+from rdmacm.provider.cmstate import State, Trigger
+from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.queue_pair import SoftQP
@@ -45,10 +44,10 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
-    from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import AlternatePathBackend, ServiceBackend
+    from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.verbs.qp import QP
 

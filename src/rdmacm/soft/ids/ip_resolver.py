@@ -12,10 +12,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm.address import Address, InetAddr, is_link_local
-from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import RdmaError, cm_error
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, RdmaError, cm_error
+from rdmacm.provider.cmstate import Trigger
 from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rdmacm.address import Address
+from rdmacm.errors import Failure
 from rdmacm.explanation import Explanation, Step
-from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import Path
 from rdmacm.proto.sa import PathRecord
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from rdmacm.errors import RdmaError
-    from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
+    from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
 
 __all__ = ["UDP_QKEY", "AddressLookup", "Link", "Refusal", "Resolver"]
@@ -123,7 +123,7 @@ class Link(Protocol):
         """
 
     def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
-        """See :class:`rdmacm.multicast.MulticastBackend`. The id is bound to a port and of type UD."""
+        """See :class:`rdmacm.provider.multicast.MulticastBackend`. The id is bound to a port and of type UD."""
 
     def leave_multicast(self, join: GroupJoin) -> None:
         """End a join, which this link has; no event follows."""

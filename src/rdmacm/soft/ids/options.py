@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import sys
 
-from rdmacm.cmstate import OPTION_STATES, Trigger, refusal
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
+from rdmacm.provider.cmstate import OPTION_STATES, Trigger, refusal
 from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.core import IdCore, no_alternate_paths
 from rdmacm.verbs.enums import LinkLayer, QPType

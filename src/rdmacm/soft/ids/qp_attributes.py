@@ -10,7 +10,7 @@ from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
-    from rdmacm.connparam import ConnParam
+    from rdmacm.provider.connparam import ConnParam
     from rdmacm.soft.ids.connector import Connector
     from rdmacm.soft.ids.core import IdCore
     from rdmacm.soft.ids.link import Link

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rdmacm.address import Gid
-from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import HEADER_SIZE, IP_VERSIONS, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import Mtu
 

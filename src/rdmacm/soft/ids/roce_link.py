@@ -9,16 +9,15 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, is_multicast, service_id
-from rdmacm.cmstate import Trigger
-from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType
-from rdmacm.errors import RdmaError, cm_error
-from rdmacm.failure import Failure
+from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.cmstate import Trigger
+from rdmacm.provider.connparam import UdParam
 from rdmacm.resolution.hosts import HostView, PortView, RocePortView
 from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
@@ -31,9 +30,9 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
-    from rdmacm.multicast import GroupJoin
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
+    from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
 
 __all__ = ["RoceLink"]

@@ -52,7 +52,7 @@ class Pollers(UdpSender):
 
     def _core_signals(self, found: list[Received]) -> None:
         assert self.core_port is not None
-        self.core_port.heard()
+        self.core_port.clear_signal()
         self._take_arrivals(found)
 
     def _watch(self, fd: int, reader: Callable[[list[Received]], None], is_data: bool = False) -> None:

@@ -446,7 +446,7 @@ class UdpWire(Pollers):
                 size, control, _, remote = recvmsg_into(buffers, _ANCILLARY_SPACE)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
-                    # Of an undelivered packet. poll(2) will say that there is a report.
+                    # An ICMP error of an earlier packet; retry. poll(2) announces the report.
                     errors += 1
                     if errors < READ_AGAIN:
                         continue

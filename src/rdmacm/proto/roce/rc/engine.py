@@ -30,7 +30,7 @@ from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import WC, RecvWork, SendWork
+from rdmacm.proto.work import WC, RecvWork, SendWork
 
 __all__ = ["RcEngine"]
 

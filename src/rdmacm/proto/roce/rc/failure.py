@@ -5,7 +5,7 @@ from __future__ import annotations
 from rdmacm.enums import WCOpcode, WCStatus
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.state import NO_HEADERS, RcState
-from rdmacm.work import WC
+from rdmacm.proto.work import WC
 
 _FLUSHED = WCStatus.WR_FLUSH_ERR
 

@@ -11,7 +11,7 @@ from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core import compiled
 from rdmacm.proto.roce.opcodes import Operation
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
-from rdmacm.work import WC
+from rdmacm.proto.work import WC
 
 __all__ = ["begin", "end", "take_counts"]
 

@@ -36,7 +36,7 @@ from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import WC, SendWork
+from rdmacm.proto.work import WC, SendWork
 
 #: Packets that may be outstanding, while none was lost. rxe allows itself as many PSNs.
 WINDOW = 128

@@ -26,7 +26,6 @@ import sys
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.enums import AccessFlag, SelectivityLevel, WCOpcode, WCStatus
-from rdmacm.plainints import ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
 from rdmacm.proto.constants import (
     ACK_SYNDROME,
     ACKNOWLEDGE,
@@ -48,6 +47,7 @@ from rdmacm.proto.constants import (
     RNR_NAK,
     SYNDROME_KIND,
 )
+from rdmacm.proto.plainints import ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.headers import (
     ATOMIC_ACK_ETH_STRUCT,
@@ -64,7 +64,7 @@ from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import WC, Memory, RecvWork
+from rdmacm.proto.work import WC, Memory, RecvWork
 
 _NO_BYTES = memoryview(b"")
 _SEND, _WRITE = int(Operation.SEND), int(Operation.RDMA_WRITE)

@@ -49,7 +49,7 @@ from rdmacm.proto.roce.rc.failure import fail
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.requester import go_back, read_part_end, retransmit, start_timer
 from rdmacm.proto.roce.rc.state import RcState
-from rdmacm.work import WC, SendWork
+from rdmacm.proto.work import WC, SendWork
 
 _SUCCESS = WCStatus.SUCCESS
 _STATUS_OF_NAK = {

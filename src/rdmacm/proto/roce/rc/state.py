@@ -17,7 +17,7 @@ from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.work import WC, Memory, RecvWork, SendWork
+from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
 __all__ = ["NO_HEADERS", "RcState", "Resource", "Response"]
 

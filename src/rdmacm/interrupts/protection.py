@@ -3,7 +3,8 @@
 Python runs signal handlers and finalizers between any two instructions of a thread. The innermost frame of this package
 on its stack tells what the thread is doing. In a function that is marked with :func:`interruptible` it waits, holds no
 lock that it needs for itself, and changes nothing. In any other it is at work: signal handlers are deferred
-(:mod:`rdmacm.progress.signals`), and so are finalizers that take locks, because the thread may hold any lock already.
+(:mod:`rdmacm.interrupts.handlers`), and so are finalizers that take locks, because the thread may hold any lock
+already.
 
 Another thread may fork meanwhile, and in the child the thread that holds a lock does not exist. A lock that an object
 has is replaced there (:func:`renew_in_child`). One that is a global name of several modules is held during the fork
@@ -13,6 +14,7 @@ has is replaced there (:func:`renew_in_child`). One that is a global name of sev
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -37,12 +39,12 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PACKAGE = __name__.removesuffix("protection")
+_PACKAGE = __name__.removesuffix("interrupts.protection")
 #: Modules that use the rest of the package as an application does, and hold no lock of it.
-_TOOLS = tuple(_PACKAGE + name for name in ("tools", "interrupt", "__main__"))
+_TOOLS = tuple(_PACKAGE + name for name in ("tools", "interrupts.command", "__main__"))
 #: The same for signals: a simulation may be interrupted, except in an engine. Of this module and that of the handlers,
 #: the caller's frame decides.
-OUTSIDE = (*_TOOLS, *(_PACKAGE + name for name in ("testing", "protection", "progress.signals")))
+OUTSIDE = (*_TOOLS, *(_PACKAGE + name for name in ("testing", "interrupts")))
 
 #: What a thread executes before, around and after its run().
 _BOOTSTRAP = cast("Any", threading.Thread)._bootstrap_inner.__code__
@@ -76,10 +78,18 @@ def is_at_work(frame: FrameType | None, outside: tuple[str, ...] = OUTSIDE) -> b
 
 
 def loses_exceptions(frame: FrameType | None) -> bool:
-    """Whether Python would ignore an exception: it is in a ``__del__``, or in a callback of a weak collection."""
+    """Whether Python would ignore an exception.
+
+    It does so in a ``__del__``, in a callback of a weak collection, and in one of ``gc.callbacks``; in callbacks of
+    other weak references, too, but nothing tells them from functions.
+    """
+    collecting = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
-        name = frame.f_code.co_name
+        code = frame.f_code
+        name = code.co_name
         if name == "__del__" or (name in _WEAK_CALLBACKS and frame.f_globals.get("__name__") in _WEAK_MODULES):
+            return True
+        if code in collecting:
             return True
         frame = frame.f_back
     return False

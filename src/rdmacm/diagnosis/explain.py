@@ -10,11 +10,11 @@ from rdmacm.address import InetAddr, format_address, parse_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, getaddrinfo, make_hints
 from rdmacm.cmid import CmId
 from rdmacm.constants import PortSpace, RaiFlag
-from rdmacm.counters import Counters
 from rdmacm.errors import GaiError, RdmaError, check_timeout
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.provider import Provider, get_provider
-from rdmacm.provider_choice import choose
+from rdmacm.provider.choice import choose
+from rdmacm.provider.counters import Counters
 from rdmacm.verbs.device import Device
 
 __all__ = ["devices", "explain", "query_counters", "resolve"]

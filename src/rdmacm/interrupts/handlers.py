@@ -6,9 +6,9 @@ leave behind what a call has made so far. So while a provider is in use, the han
 wrapper looks at the frames of the interrupted thread. The innermost frame of this package decides:
 
 - In a function that is marked with :func:`interruptible`, and if there is no such frame, the handler runs at once.
-- Where Python would ignore an exception, in a ``__del__`` or a callback of a weak reference, and in any other function,
-  the wrapper simulates the signal again. The interpreter calls it before the next instructions, and so on until the
-  thread waits in an interruptible function, or the call has returned.
+- In any other, and where Python would ignore an exception (in a ``__del__``, say), the wrapper simulates the signal
+  again. The interpreter calls it before the next instructions, and so on until the thread waits in an interruptible
+  function, or the call has returned.
 
 So a call that is interrupted ends where it waits, as if its time were up, and cleans up undisturbed. Trio protects its
 own code from KeyboardInterrupt in this way. It costs nothing but a look at the handlers every 2 ms, for those that are
@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from rdmacm.protection import interruptible, is_at_work, loses_exceptions
+from rdmacm.interrupts.protection import interruptible, is_at_work, loses_exceptions
 
 try:
     # "signal" makes enumerations of all results, which takes microseconds.

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from rdmacm.errors import cm_error
-from rdmacm.protection import renew_in_child
+from rdmacm.interrupts.protection import renew_in_child
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import Direction, enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc

@@ -9,14 +9,14 @@ modules.
 
 **A new provider** is a class with the methods of :class:`Provider`, objects for :class:`EventQueue` and
 :class:`IdBackend`, and devices as in :mod:`rdmacm.verbs.backend`. Its module has ``open_provider()`` and an entry in
-:mod:`rdmacm.provider_choice`. The scenarios of ``tests/conformance`` must pass on it.
+:mod:`rdmacm.provider.choice`. The scenarios of ``tests/conformance`` must pass on it.
 
 Errors
     A call that fails raises :class:`~rdmacm.errors.RdmaError` (made by :func:`~rdmacm.errors.cm_error`), leaves
     everything as it was, and posts no event, unless its docstring says otherwise. What fails after the call has
     returned is an event with a negative errno in ``status``, or a completion with an error status. ``EINVAL: the
-    state`` means :class:`~rdmacm.errors.CmStateError` with the errno of :func:`rdmacm.cmstate.refusal`. Any call may
-    also fail because the system has run out of a resource: ENOMEM, EMFILE, ENOBUFS.
+    state`` means :class:`~rdmacm.errors.CmStateError` with the errno of :func:`rdmacm.provider.cmstate.refusal`. Any
+    call may also fail because the system has run out of a resource: ENOMEM, EMFILE, ENOBUFS.
 
 Threads and the lock
     Every method may be called from any thread. A provider has one lock, which it takes by itself. Code of the API runs
@@ -77,16 +77,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from rdmacm.address import Address, Gid, InetAddr
-from rdmacm.cmstate import State
-from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
-from rdmacm.counters import Counters
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.multicast import GroupJoin, MulticastBackend
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import Buffer
-from rdmacm.provider_choice import opener_of
+from rdmacm.provider.choice import opener_of
+from rdmacm.provider.cmstate import State
+from rdmacm.provider.connparam import ConnParam, Ece, UdParam
+from rdmacm.provider.counters import Counters
+from rdmacm.provider.multicast import GroupJoin, MulticastBackend
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Context, Device
@@ -178,7 +178,7 @@ class QueuedEvent(NamedTuple):
     - CONNECT_ERROR: ``status``, ``message``.
     - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
     - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.
-    - MULTICAST_JOIN, MULTICAST_ERROR: ``join``, and as :class:`rdmacm.multicast.MulticastBackend` says.
+    - MULTICAST_JOIN, MULTICAST_ERROR: ``join``, and as :class:`rdmacm.provider.multicast.MulticastBackend` says.
     - ALTERNATE_PATH: nothing; :class:`AlternatePathBackend` has the path.
     - USER: the application's ``status`` and ``arg``.
     """
@@ -311,13 +311,13 @@ class AlternatePathBackend(Protocol):
 
 
 class IdBackend(MulticastBackend, Protocol):
-    """One rdma_cm_id inside a provider. The tables of :mod:`rdmacm.cmstate` have the states that allow each call.
+    """One rdma_cm_id inside a provider. Its states are those of :mod:`rdmacm.provider.cmstate`.
 
     The API reads the attributes at any time, without the lock; after :meth:`destroy` they may be as they were or as at
     the beginning.
     """
 
-    #: Changes by the tables of :mod:`rdmacm.cmstate` only.
+    #: Changes by the tables of :mod:`rdmacm.provider.cmstate` only.
     state: State
     #: The options that are set.
     options: IdOptions
@@ -626,7 +626,7 @@ def get_provider(provider: str | Provider | None = None, hosts: Sequence[str] = 
 
     ``provider``: a provider object, used as it is; a name; or None for the name in the environment variable
     ``RDMACM_PROVIDER``, else ``auto``: the kernel's devices where there are some to use, the software devices elsewhere
-    (:mod:`rdmacm.provider_choice`). ``hosts``: the names or addresses that it is going to be used with, if they are
+    (:mod:`rdmacm.provider.choice`). ``hosts``: the names or addresses that it is going to be used with, if they are
     known: with ``auto``, loopback addresses are the software devices'. A provider's module has ``open_provider()``,
     which returns the one object of the calling thread's network namespace in this process. ENODEV for an unknown name.
     """

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from rdmacm.address import Address, InetAddr, SockAddrIB
-from rdmacm.protection import interruptible
+from rdmacm.interrupts.protection import interruptible
 from rdmacm.proto.acm import HEADER_SIZE, AcmReply, decode_reply, reply_size, resolve_request
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.wire import WireError

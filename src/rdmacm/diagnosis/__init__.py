@@ -1,0 +1,1 @@
+"""Why: what explains resolutions, and records packets."""

@@ -1,0 +1,1 @@
+"""Ctrl-C, signal handlers and finalizers: when they may run."""
