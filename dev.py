@@ -36,11 +36,12 @@
                                      connections), sa (path records of a simulated InfiniBand fabric) or guest (compared
                                      with the kernel's device and the C tools, in the machine of interop)
 
-"test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; with ARGS it
-does neither.  "test", "interop" and "bench" build the compiled core where there are a C compiler and Python.h; with
-RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize", "mutants", "fuzz", "interop" and
-"check" install the packages they need in .venv next to this file, when .venv is missing or out of date.  "core" needs
-a C compiler, "sanitize" gcc; the other commands need Python 3.11 or later and nothing else.
+"test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; those marked
+wallclock come after the others, alone, and up to twice more if they fail.  With ARGS it does nothing of that.  "test",
+"interop" and "bench" build the compiled core where there are a C compiler and Python.h; with RDMACM_CORE=python in the
+environment everything runs without it.  "test", "sanitize", "mutants", "fuzz", "interop" and "check" install the
+packages they need in .venv next to this file, when .venv is missing or out of date.  "core" needs a C compiler,
+"sanitize" gcc; the other commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -329,12 +330,27 @@ def test(arguments: list[str]) -> int:
     # Seconds after which a test that hangs fails.  Not in pyproject.toml, since there pytest rejects the setting when
     # the plugin is missing.  The option "--timeout" and the marker "timeout" take precedence.
     environ.setdefault("PYTEST_TIMEOUT", "120")
-    if not arguments:
-        arguments = _several(4)
-        if not environ.get("CI"):
-            arguments += ["-m", "not slow"]
     os.chdir(ROOT)
-    return _become([str(PYTHON), "-m", "pytest", *arguments], environ)
+    pytest = [str(PYTHON), "-m", "pytest"]
+    if arguments:
+        return _become([*pytest, *arguments], environ)
+    fast = "" if environ.get("CI") else " and not slow"
+    status = subprocess.call([*pytest, *_several(4), "-m", "not wallclock" + fast], env=environ)
+    if status not in (0, 1):  # it was interrupted, or could not run
+        return status
+    return _measured([*pytest, "-m", "wallclock" + fast], environ) or status
+
+
+def _measured(pytest: list[str], environ: dict[str, str]) -> int:
+    """Run the tests that measure time, one after the other, and those that fail up to twice more."""
+    for again in range(3):
+        if again:
+            print(f"dev.py: a busy machine may be the reason: run {again + 1} of 3 of those that failed", flush=True)
+            pytest = [*pytest, "--last-failed", "--last-failed-no-failures", "none"]
+        status = subprocess.call(pytest, env=environ)
+        if status != 1:
+            break
+    return 0 if status == 5 else status  # 5: there are none
 
 
 def interop(arguments: list[str]) -> int:

@@ -7,8 +7,8 @@ import queue
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from socket import AF_INET
@@ -26,8 +26,6 @@ from support.acm import HERE, IB_PATH, THERE, Asked, Daemon, path_endpoint, repl
 DESTINATION = InetAddr(AF_INET, bytes((192, 168, 7, 2)))
 SOURCE = InetAddr(AF_INET, bytes((192, 168, 7, 1)))
 FOUND = AcmReply(0, (PathData(IB_PATH),))
-#: Seconds after which a call with a timeout of 0.2 s to a silent daemon must have returned, even on a busy machine.
-PATIENCE = 2.0
 
 
 @pytest.fixture
@@ -174,9 +172,7 @@ class TestFailingDaemon:
     )
     def test_misbehaving_daemon_costs_one_timeout(self, tmp_path: Path, client: AcmClient, behave: object) -> None:
         with Daemon(tmp_path, behave) as daemon:  # type: ignore[arg-type]
-            started = time.monotonic()
             assert ask(client, 0.2) is None
-            assert time.monotonic() - started < PATIENCE
             assert not client.is_there()
             assert ask(client, 3600) is None
             assert len(daemon.asked) == 1
@@ -292,15 +288,15 @@ class TestRoutes:
             go_on.set()
             assert [outcomes.get(timeout=30) for _ in range(20)] == [(PathData(IB_PATH),)] * 20
 
-    def test_all_callers_share_one_timeout(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_all_callers_share_one_timeout(self, tmp_path: Path) -> None:
         outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
-        with Daemon(tmp_path, lambda asked: None):
-            started = time.monotonic()
+        client = AcmClient(str(tmp_path), look=0, rest=0)  # the daemon is asked again after a failure, if there is time
+        with Daemon(tmp_path, lambda asked: None) as daemon, closing(client):
             for _ in range(100):
                 if not paths_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=0.2, client=client):
                     outcomes.put(None)
             assert [outcomes.get(timeout=30) for _ in range(100)] == [None] * 100
-            assert time.monotonic() - started < PATIENCE
+            assert len(daemon.asked) < 100, "each had a timeout of its own"
 
     def test_background_query_without_a_daemon_is_refused(self, client: AcmClient) -> None:
         outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()

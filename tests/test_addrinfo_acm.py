@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -215,10 +214,9 @@ class TestAnswers:
 
     def test_silent_daemon_costs_one_timeout(self, rundir: Path) -> None:
         resolver = Resolver(*(stream(f"192.168.7.{number}", 7471) for number in range(2, 50)))
-        with Daemon(rundir, lambda asked: None):
-            started = time.monotonic()
+        with Daemon(rundir, lambda asked: None) as daemon:
             found = getaddrinfo("name.test", 7471, provider=WithInfiniBand(), resolver=resolver)
-            assert time.monotonic() - started < 4 * acm.DEADLINE
+        assert len(daemon.asked) <= 1
         assert [info.family for info in found] == [AF_INET] * 48
 
 

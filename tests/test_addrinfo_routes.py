@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
@@ -36,6 +35,7 @@ from rdmacm.proto.sa.restriction import describe, made_like, meets
 from rdmacm.soft import routes
 from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
 from rdmacm.verbs import QPInitAttr
+from support.clock import REAL
 from support.lookups import Resolver, stream
 from support.pair import ADDRESSES, PORT, Ends, ends
 
@@ -263,7 +263,7 @@ class Subnet:
     """A client and a server on a subnet in memory, each with IPoIB (10.9.0.1 and 10.9.0.2)."""
 
     def __init__(self) -> None:
-        self.subnet = MemorySubnet(clock=time.monotonic)
+        self.subnet = MemorySubnet(clock=REAL)
         self.ports = [self.subnet.add_port(name, pkeys=(0xFFFF, 0x8001)) for name in ("one", "two")]
         self.here, self.there = (port.port().gids[0] for port in self.ports)
         self.network = MemoryNetwork()

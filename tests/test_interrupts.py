@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +25,7 @@ from rdmacm.soft import open_provider
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.testing import Fabric, MemoryNetwork, VirtualClock, memory_provider
 from rdmacm.testing.host import Host
+from support.clock import eventually, pause
 from support.descriptors import held_for_others
 from support.endpoints import in_thread
 
@@ -182,7 +182,7 @@ def test_a_second_signal_in_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_handler_is_found(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     with rdmacm.listen(("127.0.0.1", 0)) as listener:
         signal.signal(SIGNAL, handler)
-        time.sleep(2 * handlers.INTERVAL)
+        pause(2 * handlers.INTERVAL, "the next call looks for new handlers")
         with pytest.raises(CmTimeoutError):
             listener.accept(timeout=0)
         assert signal.getsignal(SIGNAL) is not handler
@@ -284,7 +284,10 @@ class Interrupts:
     def run(self) -> None:
         while self.raised < self.count:
             signal.pthread_kill(self._main, SIGNAL)
-            time.sleep(self._random.random() * (0.01 if self._random.random() < 0.1 else 0.0005))
+            pause(
+                self._random.random() * (0.01 if self._random.random() < 0.1 else 0.0005),
+                "the next interrupt comes at another moment",
+            )
 
 
 def echo(connection: Connection) -> None:
@@ -406,14 +409,16 @@ def await_release(used: tuple[int, int, int]) -> None:
 
     A server whose client has given up and whose REJ was lost repeats its REP for a quarter of a minute.
     """
-    limit = time.monotonic() + 60
-    while True:
+
+    def is_released() -> bool:
         gc.collect()
         now = used_by()
-        if now[0] <= used[0] and now[1] <= used[1] and now[2] <= used[2] + 8:
-            return
-        assert time.monotonic() < limit, (used, now, describe())
-        time.sleep(0.01)
+        return now[0] <= used[0] and now[1] <= used[1] and now[2] <= used[2] + 8
+
+    try:
+        eventually(is_released)
+    except AssertionError:
+        raise AssertionError(used, used_by(), describe()) from None
 
 
 def describe() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from rdmacm.address import Gid, service_id
 from rdmacm.proto.cm.messages import REQ
 from rdmacm.soft.ids.ib_cm import IbCmConnector
 from rdmacm.testing import MemoryNetwork, MemorySubnet, Outcome, memory_provider
+from support.clock import REAL
 from support.pair import ADDRESSES, Ends, ends
 from support.rows import for_each
 
@@ -107,7 +107,7 @@ class Subnet:
     """Two InfiniBand ports."""
 
     def __init__(self) -> None:
-        subnet = MemorySubnet(clock=time.monotonic)
+        subnet = MemorySubnet(clock=REAL)
         ports = [subnet.add_port(name) for name in ("one", "two")]
         self.server, self.client = (memory_provider(MemoryNetwork(), infiniband=[port]) for port in ports)
         self.service = SockAddrIB(ports[0].port().gids[0], service_id(PortSpace.IB, 7471), (1 << 64) - 1)

@@ -8,19 +8,21 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
 from support import crowd, many_processes, many_qps
+from support.clock import REAL, eventually
 from support.netns import Host, needs_netns, python_environment
 from support.scenario import free_port
 
 PROCESSES = 6
-SECONDS = 5.0
 KILLS = 8
+#: Up to so many connections work between two kills.
+BETWEEN_KILLS = 50
 
 
 class Member:
@@ -37,6 +39,7 @@ class Member:
         )
         self.pid = self.process.pid
         self.messages: list[list[Any]] = []
+        #: By the clock that the processes' own times are of.
         self.born = self.died = float("inf")
         self._rest = b""
 
@@ -48,14 +51,14 @@ class Member:
         for line in lines:
             self.messages.append(json.loads(line))
             if self.messages[-1] == ["ready"]:
-                self.born = time.monotonic()
+                self.born = REAL()
         return bool(chunk)
 
     def wrote(self, word: str) -> bool:
         return [word] in self.messages
 
     def kill(self) -> None:
-        self.died = time.monotonic()
+        self.died = REAL()
         self.process.send_signal(signal.SIGKILL)
 
     def close(self) -> str:
@@ -82,19 +85,34 @@ class Processes:
         assert member.process.stdout is not None
         self.selector.register(member.process.stdout, selectors.EVENT_READ, member)
 
-    def read_messages(self, seconds: float, until: Any = lambda: False) -> bool:
-        """Read messages for some seconds, or until a condition holds. Returns whether it holds."""
-        limit = time.monotonic() + seconds
-        while not until() and (left := limit - time.monotonic()) > 0:
-            for key, _ in self.selector.select(left):
-                if not key.data.read():
-                    self.selector.unregister(key.fileobj)
-        return bool(until())
+    def read_messages(self, until: Callable[[], bool], what: str) -> None:
+        """Read messages until a condition holds."""
+
+        def holds() -> bool:
+            if not until():
+                for key, _ in self.selector.select(0.1):
+                    if not key.data.read():
+                        self.selector.unregister(key.fileobj)
+                return False
+            return True
+
+        try:
+            eventually(holds)
+        except AssertionError:
+            raise AssertionError(f"{what}: " + "".join(member.close() for member in self.all)) from None
 
     def wait_for_all(self, word: str) -> None:
-        assert self.read_messages(40, lambda: all(member.wrote(word) for member in self.current.values())), (
-            f"not every process wrote {word}: " + "".join(member.close() for member in self.all)
+        self.read_messages(
+            lambda: all(member.wrote(word) for member in self.current.values()), f"not every process wrote {word}"
         )
+
+    def wait_for_connections(self, count: int) -> None:
+        """Wait until so many more connections have worked."""
+        count += self.worked()
+        self.read_messages(lambda: self.worked() >= count, "too few connections work")
+
+    def worked(self) -> int:
+        return sum(message[0] == "worked" for member in self.all for message in member.messages)
 
     def lived_throughout(self, index: int, since: float, until: float) -> bool:
         """Whether one process listened on a port during the whole interval."""
@@ -112,13 +130,12 @@ def test_killed_processes_do_not_disturb_the_others(seed: int) -> None:
     processes = Processes(seed)
     try:
         processes.wait_for_all("ready")
-        began = time.monotonic()
-        for moment in sorted(random.uniform(0.2, SECONDS - 0.5) for _ in range(KILLS)):
-            processes.read_messages(began + moment - time.monotonic())
+        for _ in range(KILLS):
+            processes.wait_for_connections(random.randint(1, BETWEEN_KILLS))
             index = random.randrange(PROCESSES)
             processes.current[index].kill()
             processes.start(index)
-        processes.read_messages(began + SECONDS - time.monotonic())
+        processes.wait_for_connections(BETWEEN_KILLS)
         processes.wait_for_all("ready")
         for member in processes.current.values():
             assert member.process.stdin is not None

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import select
 import struct
-import time
 
 from rdmacm.ib.transport import MadTransport, ReceivedMad
 from rdmacm.proto.mad import Mad, MadAddress, Method, MgmtClass
+from support.clock import LONGEST
 
-PATIENCE = 5.0
 _SA_HEADER = struct.Struct("!12xQHxxQ")
 NODE_RECORD = 0x11
 PORT_INFO_RECORD = 0x12
 PATH_RECORD = 0x35
 
 
-def arrivals(transport: MadTransport, count: int = 1, patience: float = PATIENCE) -> list[ReceivedMad]:
-    """The next ``count`` datagrams, or fewer if no more arrive within ``patience`` seconds."""
+def arrivals(transport: MadTransport, count: int = 1) -> list[ReceivedMad]:
+    """The next ``count`` datagrams, or fewer if no more arrive."""
     poll = select.poll()
     poll.register(transport.fileno(), select.POLLIN)
     found: list[ReceivedMad] = []
-    deadline = time.monotonic() + patience
-    while len(found) < count and poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+    while len(found) < count and poll.poll(1000 * LONGEST):
         found += transport.receive()
     return found
 

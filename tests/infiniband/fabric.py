@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
@@ -146,14 +145,9 @@ class Talker:
 
     def wait_until(self, condition: Callable[[str], bool], patience: float = PATIENCE) -> bool:
         """Wait until the condition holds for the output; returns False if the program ends or time runs out before."""
-        deadline = time.monotonic() + patience
         with self._more:
-            while not condition(self.text):
-                left = deadline - time.monotonic()
-                if self._ended or left <= 0:
-                    return False
-                self._more.wait(left)
-            return True
+            self._more.wait_for(lambda: condition(self.text) or self._ended, patience)
+            return condition(self.text)
 
     def say(self, line: str) -> None:
         assert self.process.stdin is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -17,6 +16,7 @@ from rdmacm.ib.transport import MadTransport
 from rdmacm.net import open_network
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing import Fabric, MemoryNetwork, MemorySubnet
+from support.clock import REAL
 
 SITES = ("opensm", "embedded", "virtual")
 
@@ -80,7 +80,7 @@ class Embedded:
         self.subnet = self.make_subnet()
 
     def make_subnet(self) -> MemorySubnet:
-        return MemorySubnet(clock=time.monotonic)
+        return MemorySubnet(clock=REAL)
 
     @contextmanager
     def host(self, node: str, network: MemoryNetwork | None = None) -> Iterator[IbHost]:

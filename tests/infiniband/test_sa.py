@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import select
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
@@ -25,6 +24,7 @@ from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.testing import MemorySubnet, SubnetAdministrator, TableMode
 from rdmacm.testing.sa import BROADCAST
+from support.clock import REAL
 
 GET, SET, TABLE, DELETE = SaMethod.GET, SaMethod.SET, SaMethod.GET_TABLE, SaMethod.DELETE
 
@@ -58,13 +58,13 @@ class Port:
     ) -> SaResponse:
         client = self.client
         destination = MadAddress(self.transport.port().sm_lid if lid is None else lid)
-        client.query(method, attribute, mask, data, destination, time.monotonic(), timeout=timeout, tries=4)
+        client.query(method, attribute, mask, data, destination, REAL(), timeout=timeout, tries=4)
         poll = select.poll()
         poll.register(self.transport.fileno(), select.POLLIN)
         if at is not None:
             poll.register(at.fileno(), select.POLLIN)
         while True:
-            now = time.monotonic()
+            now = REAL()
             client.timer(now)
             for address, mad in client.mads_to_send():
                 self.transport.send(address, mad)
@@ -72,7 +72,7 @@ class Port:
                 return answers[0]
             poll.poll(20)
             for source, mad in self.transport.receive():
-                client.mad_received(source, mad, time.monotonic())
+                client.mad_received(source, mad, REAL())
             if at is not None and beside is not None:
                 for source, mad in at.receive():
                     beside.mad_received(source, mad, now)
@@ -99,7 +99,7 @@ def opensm(fabric: SimulatedFabric) -> Iterator[Port]:
 @pytest.fixture
 def ours(opensm: Port, fabric: SimulatedFabric) -> Iterator[Port]:
     """A port of a subnet in memory with the attributes of the simulated one."""
-    subnet = MemorySubnet(clock=time.monotonic)
+    subnet = MemorySubnet(clock=REAL)
     subnet.sa.lid = opensm.transport.port().sm_lid
     subnet.sa.table_mode = TableMode.CUT
     hosts = [opensm.transport.port()]

@@ -8,7 +8,6 @@ import errno
 import os
 import select
 import threading
-import time
 from collections.abc import Callable
 from typing import Self
 
@@ -20,6 +19,7 @@ from infiniband.sites import Embedded, OpenSM, Site
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel, RaiFlag, RdmaError, aio, getaddrinfo
 from rdmacm.address import SockAddrIB
 from rdmacm.provider.cmstate import State
+from support.clock import REAL, Stopwatch, eventually
 
 
 class Reader:
@@ -79,6 +79,7 @@ def test_asyncio_loop_resolves_and_connects(site: Site, a: IbHost, b: IbHost, of
     asyncio.run(main())
 
 
+@pytest.mark.wallclock
 def test_timeout_wakes_the_event_loop() -> None:
     async def main() -> None:
         site = Embedded()
@@ -87,11 +88,11 @@ def test_timeout_wakes_the_event_loop() -> None:
                 cmid.resolve_addr(a.at())
                 (await reader.next()).ack()
                 site.subnet.sa.silence = 1.0
-                began = time.monotonic()
+                watch = Stopwatch()
                 cmid.resolve_route(200)
                 with await reader.next() as failed:
                     assert (failed.type, failed.status) == (CmEventType.ROUTE_ERROR, -errno.ETIMEDOUT)
-                assert 0.199 <= time.monotonic() - began < 5
+                assert 0.199 <= watch.seconds < 5
 
     asyncio.run(main())
 
@@ -139,13 +140,6 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, outcome
 
 
-def until(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
-
-
 class TestThreads:
     """Threads wait because the administrator does not answer."""
 
@@ -157,7 +151,7 @@ class TestThreads:
         site.subnet.sa.silence = 1.0
         with EventChannel(b.provider), b.listening() as listener:
             thread, outcome = in_thread(lambda: listener.register_service("storage"))
-            until(lambda: site.subnet.sa.requests)
+            eventually(lambda: site.subnet.sa.requests)
             listener.destroy()
             thread.join(10)
         (error,) = outcome
@@ -170,7 +164,7 @@ class TestThreads:
             site.subnet.sa.silence = 1.0
             before = len(site.subnet.sa.requests)
             thread, outcome = in_thread(service.withdraw)
-            until(lambda: len(site.subnet.sa.requests) > before)
+            eventually(lambda: len(site.subnet.sa.requests) > before)
             listener.channel.close()
             thread.join(1)
             assert not thread.is_alive()
@@ -192,7 +186,7 @@ class TestThreads:
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert site.subnet.sa.services(time.monotonic())
+        assert site.subnet.sa.services(REAL())
         listening.__exit__(None, None, None)
 
     def test_many_threads_query_at_once(self, site: Embedded, a: IbHost, b: IbHost, offered: CmId) -> None:

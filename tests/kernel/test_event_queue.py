@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import struct
 import threading
-import time
 from collections.abc import Callable, Sized
 
 import pytest
@@ -19,6 +18,7 @@ from rdmacm.kernel.abi import Command
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.progress.runtime import Runtime
 from rdmacm.provider import QueuedEvent
+from support.clock import REAL, eventually
 
 #: Seconds that a thread may take which has been woken.
 PATIENCE = 20
@@ -46,7 +46,7 @@ class Driver:
     """Its one descriptor is not readable: somebody else has fetched the events."""
 
     def __init__(self) -> None:
-        self.runtime = Runtime(time.monotonic)
+        self.runtime = Runtime(REAL)
         self.runtime.only_reads = True
         self.runtime.attach(self)
 
@@ -106,8 +106,7 @@ def test_a_thread_that_waits_gets_the_event_that_a_disconnection_fetches(queue: 
     found: list[QueuedEvent | None] = []
     thread = threading.Thread(target=lambda: found.append(queue.get(None)), daemon=True)
     thread.start()
-    while not queue._runtime.waiters.polling:
-        time.sleep(0)
+    eventually(lambda: queue._runtime.waiters.polling, "the thread waits")
     with queue._runtime.lock:
         kernel_has(queue, REQUEST)
         queue.drain()

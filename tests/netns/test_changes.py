@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6, inet_pton
 
@@ -31,6 +30,7 @@ from rdmacm import (
 )
 from rdmacm.verbs import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 from support import resolving
+from support.clock import eventually
 from support.netns import TwoHosts, needs_netns, three_hosts
 from support.resolving import PORT, SOON, Reader, an_id, no_event, read_epoll, read_waiting
 
@@ -53,11 +53,15 @@ def outcome(channel: EventChannel) -> CmEvent:
 
 def until(condition: Callable[[], bool], channel: EventChannel, what: str) -> None:
     """Wait for a change that wakes the channel without an event."""
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline, what
-        with contextlib.suppress(CmTimeoutError):
-            channel.get_event(0.02)
+
+    def holds() -> bool:
+        if not condition():
+            with contextlib.suppress(CmTimeoutError):
+                channel.get_event(0.02)
+            return False
+        return True
+
+    eventually(holds, what)
 
 
 def device(name: str) -> Device:

@@ -6,7 +6,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ import pytest
 
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, UdParam
 from rdmacm.verbs import AH, GRH, SendFlag, SendWR, WROpcode
+from support.clock import LONGEST, eventually
 from support.netns import Host, TwoHosts, needs_netns, python_environment
 
 pytestmark = needs_netns
@@ -72,10 +72,8 @@ class Sniffer:
 
     def find(self, *needles: bytes) -> bytes:
         """The next frame that has all of these bytes in it."""
-        deadline = time.monotonic() + PATIENCE
         while True:
-            left = deadline - time.monotonic()
-            assert select.select([self._sock], [], [], max(0.0, left))[0], "no such frame"
+            assert select.select([self._sock], [], [], LONGEST)[0], "no such frame"
             frame = self._sock.recv(65536)
             if all(needle in frame for needle in needles):
                 return frame
@@ -179,10 +177,13 @@ def test_group_survives_a_link_that_goes_away(net: TwoHosts) -> None:
         net.b.ip("link", "set", "dev", "vb", "up")
         net.a.settle("va")
         cmid, param = joined(group, here, channel)
-        assert process.stdout is not None
-        deadline = time.monotonic() + PATIENCE
-        while not select.select([process.stdout], [], [], 0.01)[0]:  # until the carrier is back
-            assert time.monotonic() < deadline
+        output = process.stdout
+        assert output is not None
+
+        def received() -> bool:
             send(cmid, param, b"to all")
-        assert process.stdout.readline() == "to all\n"
+            return bool(select.select([output], [], [], 0.01)[0])
+
+        eventually(received, "the carrier is not back")
+        assert output.readline() == "to all\n"
         cmid.destroy()

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -73,13 +72,18 @@ def request_of(connection: CmConnection, tid: int | None = None, **fields: int) 
     return gsi_packet(mad)
 
 
+@pytest.fixture
+def no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is sent once: nothing but the report of its first copy can end the attempt."""
+    monkeypatch.setattr("rdmacm.proto.cm.engine.seconds", lambda exponent: 3600.0)
+
+
+@pytest.mark.usefixtures("no_retry")
 class TestClosedPort:
     @pytest.mark.parametrize("host", ["10.7.0.2", "fd07::2"])
     def test_connect(self, net: TwoHosts, host: str) -> None:
-        started = time.monotonic()
         with pytest.raises(ConnectionRefusedError) as caught:
             rdmacm.connect((host, PORT))
-        assert time.monotonic() - started < AT_ONCE
         error = caught.value
         assert isinstance(error, rdmacm.CmRefusedError)
         assert error.errno == errno.ECONNREFUSED
@@ -91,10 +95,8 @@ class TestClosedPort:
         )
 
     def test_asyncio(self, net: TwoHosts) -> None:
-        started = time.monotonic()
         with pytest.raises(ConnectionRefusedError):
             asyncio.run(rdmacm.aio.connect(("10.7.0.2", PORT)))
-        assert time.monotonic() - started < AT_ONCE
 
     @pytest.mark.parametrize(("space", "message"), [(PortSpace.TCP, "REQ"), (PortSpace.UDP, "SIDR_REQ")])
     def test_synchronous_id(self, net: TwoHosts, space: PortSpace, message: str) -> None:
@@ -123,10 +125,8 @@ class TestClosedPort:
         net.b.sysctl("net.ipv4.icmp_ratelimit", 0)
         net.b.ip_batch(*(f"address add 10.7.0.{last}/24 dev vb" for last in range(10, 20)))
         for last in range(10, 20):
-            started = time.monotonic()
             with pytest.raises(ConnectionRefusedError):
                 rdmacm.connect((f"10.7.0.{last}", PORT), timeout=10)
-            assert time.monotonic() - started < AT_ONCE
         for other in others:
             other.communicate()
 
@@ -140,6 +140,7 @@ class TestOtherErrors:
             rdmacm.connect(("10.9.9.9", PORT), timeout=10)
         assert caught.value.errno == errno.EHOSTUNREACH
 
+    @pytest.mark.usefixtures("no_retry")
     @pytest.mark.parametrize(
         ("kind", "code"),
         [("prohibit", errno.EACCES), ("unreachable", errno.EHOSTUNREACH), ("throw", errno.ENETUNREACH)],
@@ -147,10 +148,8 @@ class TestOtherErrors:
     def test_route_added_after_the_resolution(self, net: TwoHosts, kind: str, code: int) -> None:
         cmid = resolved(None)
         net.a.ip_batch(f"route add {kind} 10.7.0.2/32", *(["route del 10.7.0.0/24"] if kind == "throw" else []))
-        started = time.monotonic()
         with pytest.raises(RdmaError, match="this host reports") as caught:
             cmid.connect()
-        assert time.monotonic() - started < AT_ONCE
         assert caught.value.errno == code
         assert isinstance(caught.value, PermissionError) == (kind == "prohibit")
         cmid.destroy()

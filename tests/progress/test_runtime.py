@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Sized
 from functools import partial
 
@@ -12,6 +11,7 @@ import pytest
 from rdmacm.interrupts import handlers
 from rdmacm.progress.runtime import Runtime
 from rdmacm.testing import VirtualClock
+from support.clock import REAL
 
 
 class IdleDriver:
@@ -94,7 +94,7 @@ def test_progress_clears_the_readiness_of_a_cancelled_timer() -> None:
     pollable = runtime.pollable()
     with runtime.lock:
         fd = pollable.fileno(False)
-        timer = runtime.call_at(time.monotonic() + 0.02, lambda _: None)
+        timer = runtime.call_at(REAL() + 0.02, lambda _: None)
         timer.cancel()
         assert runtime.next_deadline() is None
     poll = select.poll()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from rdmacm.progress.wake import Waiter
 from rdmacm.provider.cmstate import State
 from rdmacm.soft import open_provider
 from rdmacm.soft.helper import HELPER_THREAD, Helper
+from support.clock import pause
 from support.endpoints import connected
 
 pytestmark = pytest.mark.usefixtures("faults_expected")
@@ -104,7 +104,7 @@ def test_a_program_that_polls_slowly_makes_full_progress() -> None:
         polls = 0
         while not fired and polls < 40:
             assert not cq.poll()
-            time.sleep(0.002)  # the program's other work
+            pause(0.002, "the program's other work")
             polls += 1
         assert polls < 40
 

@@ -13,7 +13,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from random import Random
 
 import rdmacm
@@ -22,6 +21,7 @@ import rdmacm.net.netlink
 import rdmacm.soft.provider
 from rdmacm.provider import get_provider
 from rdmacm.soft.provider import SoftProvider
+from support.clock import Stopwatch
 
 #: Seconds after which a missing answer is a failure; no machine is that slow.
 PATIENCE = 120.0
@@ -104,20 +104,20 @@ def run(number: int, report: int, orders: int) -> None:
     lines = os.fdopen(orders)
     try:
         lines.readline()
-        began = time.monotonic()
+        watch = Stopwatch()
         with rdmacm.listen(("127.0.0.1", 0)) as listener:
             provider = get_provider()
             assert isinstance(provider, SoftProvider)
-            say("open", number, provider.host.mux.wire.slot, listener.port, time.monotonic() - began)
+            say("open", number, provider.host.mux.wire.slot, listener.port, watch.seconds)
             for line in lines:
                 word, *rest = json.loads(line)
                 if word == "talk":
-                    began = time.monotonic()
+                    watch.restart()
                     with rdmacm.connect(("127.0.0.1", rest[0]), timeout=PATIENCE) as connection:
                         message = b"%d" % number
                         connection.send(message, timeout=PATIENCE)
                         assert connection.recv(PATIENCE) == message[::-1]
-                    say("talked", number, time.monotonic() - began)
+                    say("talked", number, watch.seconds)
                 else:
                     with listener.accept(PATIENCE) as connection:
                         connection.send(connection.recv(PATIENCE)[::-1], timeout=PATIENCE)

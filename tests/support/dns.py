@@ -40,7 +40,6 @@ import socket
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support import netns
+from support.clock import REAL
 
 __all__ = ["Answer", "DnsServer", "Rcode", "requirement", "resolve"]
 
@@ -154,7 +154,7 @@ class DnsServer:
         order = itertools.count()
         due: list[tuple[float, int, bytes, Any]] = []  # pending answers: time, sequence number, datagram, client
         while True:
-            wait = max(0.0, due[0][0] - time.monotonic()) if due else None
+            wait = max(0.0, due[0][0] - REAL()) if due else None
             ready, _, _ = select.select([self._socket, self._wake], [], [], wait)
             if self._wake in ready:
                 return
@@ -168,8 +168,8 @@ class DnsServer:
                 answer = self._lookup(name, kind)
                 if not answer.silent:
                     response = _response(query, name, kind, question, answer)
-                    heapq.heappush(due, (time.monotonic() + answer.delay, next(order), response, client))
-            while due and due[0][0] <= time.monotonic():
+                    heapq.heappush(due, (REAL() + answer.delay, next(order), response, client))
+            while due and due[0][0] <= REAL():
                 _, _, response, client = heapq.heappop(due)
                 with contextlib.suppress(OSError):  # the client left
                     self._socket.sendto(response, client)

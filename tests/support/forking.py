@@ -21,7 +21,6 @@ import os
 import select
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -62,6 +61,7 @@ from rdmacm.verbs import (
     SRQType,
     WROpcode,
 )
+from support.clock import pause
 
 #: Seconds after which a child hangs; no machine is that slow.
 PATIENCE = 30.0
@@ -314,7 +314,7 @@ def at_work() -> Iterator[None]:
     def capture() -> None:
         while not stop.is_set():
             rdmacm.capture("/dev/null").close()
-            time.sleep(0.001)
+            pause(0.001, "the other threads use the compiled core, which they do not while there is a capture")
 
     def resolve() -> None:
         with EventChannel() as channel:
@@ -418,7 +418,7 @@ def wait_until_quiet() -> None:
     """Wait until what the connections have to send is sent."""
     before = -1
     while before != (before := packets_sent()):
-        time.sleep(0.1)
+        pause(0.1, "the connections send what they have to send")
 
 
 def main(count: int, seed: int, is_quiet: bool) -> None:

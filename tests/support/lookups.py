@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import socket
-import time
 from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 from typing import Any, TypeAlias, TypeVar
@@ -23,6 +22,7 @@ from rdmacm.provider.counters import Counters
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Device
 from rdmacm.verbs.enums import QPType
+from support.clock import REAL
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Nowhere:
 
     name = "nowhere"
     tap: Tap | None = None
-    clock: Callable[[], float] = staticmethod(time.monotonic)
+    clock: Callable[[], float] = staticmethod(REAL)
 
     def __init__(self) -> None:
         self.asked: list[tuple[InetAddr, InetAddr | None]] = []

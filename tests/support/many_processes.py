@@ -12,10 +12,10 @@ import json
 import os
 import sys
 import threading
-import time
 from random import Random
 
 import rdmacm
+from support.clock import REAL
 
 #: Seconds after which a missing event is a failure; no machine is that slow.
 PATIENCE = 15.0
@@ -50,7 +50,7 @@ def accept(listener: rdmacm.Listener) -> None:
 
 def visit(random: Random, index: int, port: int, stop: threading.Event) -> None:
     """Make one connection to another process and print its outcome."""
-    began, talked, step, pid = time.monotonic(), 0, "connect", 0
+    began, talked, step, pid = REAL(), 0, "connect", 0
     try:
         with rdmacm.connect(("127.0.0.1", port), timeout=PATIENCE, keepalive=1.0) as connection:
             pid = int.from_bytes(connection.private_data[:4], "big")
@@ -70,9 +70,9 @@ def visit(random: Random, index: int, port: int, stop: threading.Event) -> None:
                 if stop.is_set():
                     break
     except rdmacm.RdmaError as error:
-        tell("failed", index, pid, began, time.monotonic(), talked, f"{step}: {error!r}")
+        tell("failed", index, pid, began, REAL(), talked, f"{step}: {error!r}")
     else:
-        tell("worked", index, pid, began, time.monotonic(), talked)
+        tell("worked", index, pid, began, REAL(), talked)
 
 
 def roam(random: Random, own: int, ports: list[int], stop: threading.Event) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +16,7 @@ import rdmacm
 from rdmacm.provider import get_provider
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.verbs import CQ, PD, QP, QPInitAttr
+from support.clock import Stopwatch
 
 PATIENCE = 30.0
 
@@ -24,12 +24,12 @@ PATIENCE = 30.0
 def run(count: int) -> dict[str, object]:
     provider = get_provider()
     assert isinstance(provider, SoftProvider)
-    began = time.monotonic()
+    watch = Stopwatch()
     pool = ThreadPoolExecutor(1)
     with rdmacm.listen(("127.0.0.1", 0)) as listener, rdmacm.open_device("soft_lo") as context, PD(context) as pd:
         cq = CQ(context, 1)
         idle = [QP(pd, QPInitAttr(scq=cq, rcq=cq)) for _ in range(count)]
-        created = time.monotonic() - began
+        created = watch.seconds
         used: Counter[int] = Counter()
         connections = []
         while len(used) < 2:

@@ -30,7 +30,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pytest
+
+from support.clock import LONGEST
 
 __all__ = [
     "CommandError",
@@ -332,12 +333,12 @@ class Host:
                 has_link_local |= int(scope, 16) == _IPV6_SCOPE_LINK
         return "link-local address" if link_local and not has_link_local else None
 
-    def settle(self, name: str, timeout: float = 5.0) -> None:
+    def settle(self, name: str, timeout: float = LONGEST) -> None:
         """Wait until an interface has carrier and all its IPv6 addresses, link-local included, can be used.
 
         Carrier is announced from a work queue, and the kernel takes addresses out of the tentative state
-        from another even when it detects no duplicates: ``ip`` returns before either is done.  Five
-        seconds is far beyond what they take and short enough for a broken test to say so.
+        from another even when it detects no duplicates: ``ip`` returns before either is done.  TimeoutError
+        if nothing changes for ``timeout`` seconds before that.
         """
         conf = Path("/proc/sys/net/ipv6/conf", name)
 
@@ -352,20 +353,19 @@ class Host:
 
         self._wait(name, lacks, timeout)
 
-    def settle_without_carrier(self, name: str, timeout: float = 5.0) -> None:
+    def settle_without_carrier(self, name: str, timeout: float = LONGEST) -> None:
         """Wait until an interface whose peer was set down has lost its carrier."""
         self._wait(name, lambda probe: "loss of carrier" if _has_carrier(probe, name) else None, timeout)
 
     def _wait(self, name: str, lacks: Callable[[socket.socket], str | None], timeout: float) -> None:
         """Wait for changes of an interface until it lacks nothing. ``lacks`` is called in the namespace."""
-        deadline = time.monotonic() + timeout
         with self.enter(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_ROUTE)
             with news:
                 # Subscribed before the first probe, so that no change is missed between a probe and the wait.
                 news.bind((0, _RTMGRP_LINK | _RTMGRP_IPV6_IFADDR))
                 while (lack := lacks(probe)) is not None:
-                    if not select.select([news], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    if not select.select([news], [], [], timeout)[0]:
                         raise TimeoutError(f"{name} in {self.name}: no {lack} within {timeout} s")
                     # Only the fact of a change matters, and ENOBUFS (changes lost) is one too.
                     with contextlib.suppress(OSError):

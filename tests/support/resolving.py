@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import select
-import time
 from collections.abc import Iterator
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, inet_pton, socket
 from typing import Protocol
@@ -53,12 +52,11 @@ def read_waiting(channel: EventChannel, timeout: float = SOON) -> CmEvent:
 
 
 def read_epoll(channel: EventChannel, timeout: float = SOON) -> CmEvent:
-    deadline = time.monotonic() + timeout
     with select.epoll() as poller:
         poller.register(channel.fileno(), select.EPOLLIN)
         wakeups = 0
         while True:
-            assert poller.poll(max(0.0, deadline - time.monotonic())), "the descriptor never became readable"
+            assert poller.poll(timeout), "the descriptor never became readable"
             wakeups += 1
             assert wakeups < 100, "the descriptor polls readable without progress"
             with contextlib.suppress(CmWouldBlockError):
@@ -66,11 +64,10 @@ def read_epoll(channel: EventChannel, timeout: float = SOON) -> CmEvent:
 
 
 def read_select(channel: EventChannel, timeout: float = SOON) -> CmEvent:
-    deadline = time.monotonic() + timeout
     channel.blocking = False
     wakeups = 0
     while True:
-        assert select.select([channel], [], [], max(0.0, deadline - time.monotonic()))[0], "never readable"
+        assert select.select([channel], [], [], timeout)[0], "never readable"
         wakeups += 1
         assert wakeups < 100, "the descriptor polls readable without progress"
         with contextlib.suppress(CmWouldBlockError):

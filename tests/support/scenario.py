@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -31,13 +30,13 @@ from rdmacm.provider import get_provider
 from rdmacm.testing import Fabric
 from rdmacm.verbs import CQ, WC, TransportType, WCStatus
 from rdmacm.verbs.backend import DeviceBackend
+from support.clock import LONGEST, eventually
 
 T = TypeVar("T")
 Scenario: TypeAlias = "Callable[[Side], Coroutine[Any, Any, Any]]"
 
-#: Seconds after which a scenario has failed: virtual ones on a fabric, real ones in processes.
+#: Virtual seconds after which a scenario on a fabric has failed.
 PATIENCE = 300.0
-REAL_PATIENCE = 30.0
 
 
 @contextmanager
@@ -230,7 +229,6 @@ def run_on_fabric(
 
 def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
     """Run one end in this process in real time; ``link`` is a socket to the process that passes on told values."""
-    limit = time.monotonic() + REAL_PATIENCE
     link.setblocking(False)
     buffer = bytearray()
 
@@ -257,16 +255,19 @@ def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
     for fd in (side.channel.fileno(), link.fileno()):
         poll.register(fd, select.POLLIN)
     running = _Running(side, scenario)
+
+    def ready() -> bool:
+        if not running.ready():
+            side.provider.drive(lambda: None, 0)
+        if not running.ready():
+            poll.poll(longest)
+            side.provider.drive(lambda: None, 0)
+        return running.ready()
+
     try:
         running.step()
         while not running.over:
-            while not running.ready():
-                side.provider.drive(lambda: None, 0)
-                if running.ready():
-                    break
-                if time.monotonic() > limit:
-                    raise AssertionError(f"still waiting: {running.waiting and running.waiting.what}")
-                poll.poll(longest)
+            eventually(ready, f"still waiting: {running.waiting and running.waiting.what}")
             running.step()
     finally:
         running.coroutine.close()
@@ -372,7 +373,7 @@ def run_in_processes(
     try:
         results = _relay(links)
         for link in links:
-            link.settimeout(REAL_PATIENCE)
+            link.settimeout(LONGEST)
             while link.recv(4096):
                 pass  # until the process has ended
         return results
@@ -384,10 +385,10 @@ def run_in_processes(
 def _relay(links: list[socket.socket]) -> tuple[Any, Any]:
     """Pass on the values that the children tell each other, until both are done."""
     results: dict[int, Any] = {}
-    limit = time.monotonic() + REAL_PATIENCE + 5
     while len(results) < 2:
-        ready, _, _ = select.select([link for i, link in enumerate(links) if i not in results], [], [], 1)
-        assert time.monotonic() < limit, "the children do not end"
+        # A child that waits in vain says so itself, after LONGEST.
+        ready, _, _ = select.select([link for i, link in enumerate(links) if i not in results], [], [], LONGEST + 5)
+        assert ready, "the children do not end"
         for link in ready:
             index = links.index(link)
             header = _exactly(link, 4)

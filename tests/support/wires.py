@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,9 +13,10 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import WirePath, WireRoute
 from rdmacm.soft.wire.udp import UdpWire
+from support.clock import LONGEST
 
-#: Seconds to wait, enough for a busy machine; only a failing test waits that long.
-PATIENCE = 10.0
+#: Seconds to wait; only a failing test waits that long.
+PATIENCE = LONGEST
 
 
 def packed(text: str) -> bytes:
@@ -94,9 +94,8 @@ def wait(wires: Sequence[UdpWire], timeout: float = PATIENCE) -> None:
 def collect(wire: UdpWire, count: int, timeout: float = PATIENCE) -> list[Packet]:
     """The next ``count`` packets."""
     found: list[Packet] = []
-    deadline = time.monotonic() + timeout
     while len(found) < count:
-        wait([wire], max(0.0, deadline - time.monotonic()))
+        wait([wire], timeout)
         found += taken(wire)
     return found
 

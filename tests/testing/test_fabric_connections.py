@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
@@ -59,11 +57,9 @@ def life(fabric: Fabric) -> list[CmEventType]:
 def test_synchronous_call_times_out_in_virtual_time() -> None:
     fabric = Fabric()
     a = fabric.host("a", "10.0.0.1")
-    began = time.monotonic()
     with CmId(provider=a.provider) as cmid, pytest.raises(TimeoutError, match="did not answer"):
         cmid.resolve_addr(("10.0.0.9", PORT), timeout_ms=3_600_000)
     assert fabric.now == 3600.0
-    assert time.monotonic() - began < 10.0
 
 
 @for_each("seed", range(10))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import time
 from collections.abc import Callable
 
 import pytest
@@ -138,14 +137,12 @@ def test_waiting_advances_virtual_time() -> None:
     a, b = two(fabric)
     times: list[float] = []
     ticking(b, 1.0, times)
-    real = time.monotonic()
     assert a.provider.drive(lambda: len(times) >= 1000, None)
     assert fabric.now == 1000.0
     assert not a.provider.drive(lambda: False, 500.0)
     assert fabric.now == 1500.0
     assert not a.provider.drive(lambda: False, 0.0)
     assert fabric.now == 1500.0
-    assert time.monotonic() - real < 10.0
 
 
 def test_endless_wait_raises() -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import threading
-import time
 from random import Random
 from typing import Any
 
@@ -22,6 +21,7 @@ from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import NodeRecord, ServiceRecord
 from rdmacm.testing import DUPLICATE, LOSE, Fabric, MemoryPort, MemorySubnet, Verdict, VirtualClock, nth
 from rdmacm.verbs.enums import PortState
+from support.clock import LONGEST, REAL
 from support.sa import Asker, run
 
 TID = 0x1122334455667788
@@ -237,13 +237,13 @@ class TestFaults:
 
 
 class TestRealTime:
-    def wait(self, port: MemoryPort, seconds: float = 10.0) -> bool:
+    def wait(self, port: MemoryPort, seconds: float = LONGEST) -> bool:
         poll = select.poll()
         poll.register(port.fileno(), select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def test_descriptor_is_readable_while_a_mad_waits(self) -> None:
-        a, b = two(MemorySubnet(clock=time.monotonic))
+        a, b = two(MemorySubnet(clock=REAL))
         assert not self.wait(b, 0)
         for _ in range(65):
             a.send(MadAddress(b.port().lid), message())
@@ -260,22 +260,21 @@ class TestRealTime:
                 os.fstat(fd)
 
     def test_descriptor_wakes_for_delayed_mads(self) -> None:
-        subnet = MemorySubnet(clock=time.monotonic, latency=0.02)
+        subnet = MemorySubnet(clock=REAL, latency=0.02)
         subnet.sa.delay = 0.02
         asker = Asker(subnet, subnet.add_port("a"))
         assert isinstance(asker.transport, MemoryPort)
         for number in range(100):
             subnet.sa.add_service(ServiceRecord(number))
         number = asker.ask(SaMethod.GET_TABLE, ServiceRecord, timeout=20.0)
-        until = time.monotonic() + 20
-        while number not in asker.answers and time.monotonic() < until:
+        while number not in asker.answers:
             assert self.wait(asker.transport)
             asker.progress()
         assert len(asker.answers[number].records) == 100
         asker.transport.close()
 
     def test_ports_work_in_several_threads(self) -> None:
-        subnet = MemorySubnet(clock=time.monotonic)
+        subnet = MemorySubnet(clock=REAL)
         a, b = two(subnet)
         seen: list[int] = []
 
@@ -329,7 +328,5 @@ class TestVirtualTime:
         subnet.sa.silence = 1.0
         asker = Asker(subnet, subnet.add_port("a"))
         asker.ask(SaMethod.GET, NodeRecord, timeout=3600.0, lid=2)
-        began = time.monotonic()
         run(subnet, asker)
-        assert time.monotonic() - began < 5
         assert asker.answers[1].error == "timeout"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import QPAttrMask, QPState, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
+from support.clock import pause
 from support.echo import EchoClient
 from support.netns import python_environment
 from support.softdev import Connected, Pair, PairRuntime, sge
@@ -141,7 +141,7 @@ def test_deferred_ack_is_sent_before_close(ends: Connected, how: str) -> None:
 
 
 _BUSY = """
-import sys, time
+import time
 from rdmacm import CmId
 
 listener = CmId()
@@ -160,21 +160,20 @@ while True:
         if wc.byte_len == 2:
             time.sleep(0.05)
         if wc.byte_len == 1:  # the application computes without calling the library
-            until = time.monotonic() + 3
-            while time.monotonic() < until:
+            while True:
                 sum(range(1000))
-            sys.exit()
 """
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.1])
-def test_ack_is_sent_while_the_application_computes(pause: float) -> None:
+@pytest.mark.parametrize("idle", [0.0, 0.1])
+def test_ack_is_sent_while_the_application_computes(idle: float) -> None:
     """After a pause of both ends, the threads that may send it are asleep when the application polls again."""
     command = [sys.executable, "-c", _BUSY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), text=True) as server:
         assert server.stdout is not None
         try:
-            with EchoClient("127.0.0.1", int(server.stdout.readline()), ack_timeout=20) as client:
+            # No retransmission, which would be acknowledged, comes in the first 275 s.
+            with EchoClient("127.0.0.1", int(server.stdout.readline()), ack_timeout=26) as client:
                 client.wait()
                 assert client.kind is CmEventType.ESTABLISHED
                 for number in range(300):
@@ -182,11 +181,8 @@ def test_ack_is_sent_while_the_application_computes(pause: float) -> None:
                     assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
                 client.cmid.post_send(0, b"..", flags=FLAGS)
                 assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
-                time.sleep(pause)
-                began = time.monotonic()
+                pause(idle, "the threads of both ends fall asleep")
                 client.cmid.post_send(0, b".", flags=FLAGS)
                 assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
-                # A retransmission comes after 4.3 s, and the server ends after 3.
-                assert time.monotonic() - began < 2
         finally:
             server.kill()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 from rdmacm import CmId, ConnParam, EventChannel, PortSpace, RaiFlag, RdmaError, SockAddrIB, getaddrinfo
 from rdmacm.address import Gid, service_id
 from rdmacm.provider.cmstate import State
-from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
+from rdmacm.testing import MemoryNetwork, MemorySubnet, VirtualClock, memory_provider
+from support.clock import REAL
 
 SID = service_id(PortSpace.IB, 7471)
 ALL_BITS = (1 << 64) - 1
@@ -23,10 +23,10 @@ UNREACHABLE = SockAddrIB(Gid("fec0::1"), SID, ALL_BITS)
 class Pair:
     """A subnet with a server and a client."""
 
-    def __init__(self) -> None:
-        self.subnet = MemorySubnet(clock=time.monotonic)
+    def __init__(self, clock: Callable[[], float] = REAL) -> None:
+        self.subnet = MemorySubnet(clock=clock)
         ports = [self.subnet.add_port(name) for name in ("one", "two")]
-        self.server, self.client = (memory_provider(MemoryNetwork(), infiniband=[port]) for port in ports)
+        self.server, self.client = (memory_provider(MemoryNetwork(), clock, infiniband=[port]) for port in ports)
         self.here, self.there = (port.port().gids[0] for port in reversed(ports))
         self.service = SockAddrIB(self.there, SID, ALL_BITS)
 
@@ -98,7 +98,7 @@ def test_service_name_that_is_not_utf8(pair: Pair) -> None:
         listener.register_service("caf\udce9")
         (found,) = getaddrinfo(None, "caf\udce9", flags=RaiFlag.SA, provider=pair.client)
         assert found.dst_addr == pair.service
-        (record,) = pair.subnet.sa.services(time.monotonic())
+        (record,) = pair.subnet.sa.services(REAL())
         assert (record.service_name, record.name) == (b"caf\xe9", "caf\\xe9")
         for refused in (
             lambda: listener.register_service("\ud800"),
@@ -108,10 +108,12 @@ def test_service_name_that_is_not_utf8(pair: Pair) -> None:
                 refused()
 
 
-def test_silent_sa_raises_enoent_after_two_seconds(pair: Pair) -> None:
+def test_silent_sa_raises_enoent_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDMACM_ACM_RUNDIR", "")
+    clock = VirtualClock(0)
+    pair = Pair(clock)
     pair.subnet.sa.silence = 1.0
-    began = time.monotonic()
     with pytest.raises(RdmaError) as raised:
         getaddrinfo(None, "storage", flags=RaiFlag.SA, provider=pair.client)
     assert raised.value.errno == errno.ENOENT
-    assert 1.9 < time.monotonic() - began < TIMEOUT
+    assert clock.now == pytest.approx(2)

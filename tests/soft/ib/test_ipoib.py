@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -34,6 +33,7 @@ from rdmacm.proto.sa.query import PathMask
 from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
 from rdmacm.tools.main import main
 from rdmacm.verbs.enums import PortState, QPState
+from support.clock import REAL
 
 PATIENCE = 10.0
 THERE = ("10.9.0.2", 7471)
@@ -46,7 +46,7 @@ class Host:
     """
 
     def __init__(self) -> None:
-        self.subnet = MemorySubnet(clock=time.monotonic)
+        self.subnet = MemorySubnet(clock=REAL)
         port = self.subnet.add_port("one", pkeys=(0xFFFF, 0x8001))
         self.two = self.subnet.add_port("two").port().gids[0]
         self.gid = port.port().gids[0]

@@ -12,7 +12,6 @@ import re
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from socket import AF_INET, inet_aton
@@ -219,16 +218,15 @@ def test_name_of_the_port_that_another_user_binds_is_named_in_the_error(
     port: int, stranger: Worker, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who binds first has the port: the UDP port itself is as free as its name."""
-    monkeypatch.setattr(sharing, "JOIN_SECONDS", 5.0 if how == "bound" else 0.1)
+    # A name that is bound ends the attempt without a wait; only a full backlog is waited for.
+    monkeypatch.setattr(sharing, "JOIN_SECONDS", 1000.0 if how == "bound" else 0.1)
     if how == "bound":
         stranger(bind_names, [f"rdmacm-{port}-admission"], False)
     else:
         stranger(fill_backlog, f"rdmacm-{port}-admission")
-    began = time.monotonic()
     with pytest.raises(OSError, match=f"of user {NOBODY} has the port.*network namespace of your own") as caught:
         UdpWire(port=port).open()
     assert caught.value.errno == errno.EACCES
-    assert time.monotonic() - began < 2.0
 
 
 # -- the file of port numbers ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import random
 import select
 import signal
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +18,7 @@ from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.port_group import PortGroup
 from rdmacm.soft.wire.udp import UdpWire
+from support.clock import eventually, pause
 from support.netns import needs_netns, two_hosts
 from support.processes import CallFailed, MakeWorker, Server, Worker, linux_only, workers
 from support.wires import SERVICE, Packet, collect, mad, packed, packet, path, sealed, taken, wait
@@ -515,8 +515,7 @@ class TestChurn:
         b(Server.ping, a.slot)
         others: list[Worker] = []
         born = 0
-        end = time.monotonic() + 2.0
-        while time.monotonic() < end:
+        for _ in range(200):
             if len(others) < 8 and dice.random() < 0.5:
                 member = worker()
                 member.begin(Server.open)
@@ -534,7 +533,7 @@ class TestChurn:
                     member.slot = member.result()
                     owners = [each.slot for each in [a, b, *others] if each.slot]
                     assert len(owners) == len(set(owners)), f"two processes own one slot of {owners}"
-            time.sleep(dice.random() * 0.01)
+            pause(dice.random() * 0.01, "processes join, and a and b ask each other")
         for member in others:
             member.signal(signal.SIGCONT)
         for member in others:
@@ -551,10 +550,10 @@ class TestChurn:
         for member in living:
             assert b"=%d" % member.slot in [body[12:] for body in bodies(member.collect(1))]
             assert member(Server.pings)[2] == 0, "a packet came to the wrong process"
+        eventually(lambda: min(member(Server.pings)[0] for member in (a, b)) > 100, "few pings are answered")
         for member in (a, b):
-            answered, lost, _ = member(Server.pings)
+            _, lost, _ = member(Server.pings)
             assert lost == 0
-            assert answered > 100
 
 
 class TestMembership:
