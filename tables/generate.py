@@ -206,7 +206,7 @@ def constants_module(table: dict[str, Any], literal: dict[str, str]) -> Iterator
     for row in range(0, 32, 8):
         yield "    *(" + ", ".join(f"{unit / 100000:.5f}" for unit in units[row : row + 8]) + "),"
     yield ")"
-    yield "\n# Opcodes of the reliable connected service, as plain ints (rdmacm.plainints says why ints)"
+    yield "\n# Opcodes of the reliable connected service, as plain ints (rdmacm.proto.plainints says why ints)"
     for packet in packets(table):
         if packet.service == "RC":
             yield f"{plain(packet.kind)} = 0x{packet.code:02X}"

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        *["addrinfo", "cmid.identifier", "explain", "testing", "testing.fabric", "testing.subnet", "address"],
+        *["addrinfo", "cmid.identifier", "diagnosis.explain", "testing", "testing.fabric", "testing.subnet", "address"],
         *["proto.sa", "proto.sa.query", "verbs.device"],
         *["proto.roce.headers", "proto.roce.icrc", "proto.roce.psn"],
     ],

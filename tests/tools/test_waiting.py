@@ -60,7 +60,7 @@ class TestSilentPeer:
         assert NOTICE.fullmatch(said)
         assert re.match(r"rdmacm: (connect|transfer) 10\.7\.0\.2:\d+: no answer within 1\.5 s: ", error)
         sent = {
-            "ucmatose": "0 of 1 connections established, 0 messages sent, 0 of 10 received",
+            "ucmatose": "0 of 1 connections established, 0 messages sent, 0 of 10 messages received",
             "cmtime": "1 begun, 0 answered",
         }.get(command, "1 packet sent, none came back")
         assert f": {sent} [ETIMEDOUT]; try: checking that a server listens on " in error
