@@ -122,10 +122,12 @@ def serving(host: str, how: str = "computing", core: str = "c") -> Iterator[Serv
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     ) as process:
         assert process.stdout is not None
+        ends: list[End] = []
         try:
             port = int(process.stdout.readline())
             (other, address, rkey), (usual, *_) = connected(port, host), connected(port, host)
-            for end in (other, usual):  # both ends join the port
+            ends += (other, usual)
+            for end in ends:  # both ends join the port
                 for _ in range(8):
                     end.send(b"ready")
                     end.completions(of_sends=True)
@@ -135,9 +137,9 @@ def serving(host: str, how: str = "computing", core: str = "c") -> Iterator[Serv
                 process.communicate("\n", timeout=20)
         finally:
             process.kill()
-    for end in (other, usual):
-        end.region.close()
-        end.cmid.close()
+            for end in ends:
+                end.region.close()
+                end.cmid.close()
 
 
 def _sealed(qpn: int, psn: int, source: bytes, destination: bytes, sport: int) -> bytes:
@@ -154,8 +156,8 @@ def _send_strays(served: Served) -> dict[str, int]:
     host, qpn, other = served.host, served.qpn, served.other
     is_ipv6 = ":" in host
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    unknown = qpn ^ 1
-    assert unknown != served.usual.qp.query()[0].dest_qp_num
+    usual = served.usual.qp.query()[0].dest_qp_num
+    unknown = next(number for number in (qpn ^ 1, qpn ^ 2) if number != usual)
     own = other.wire._sockets[is_ipv6]
     assert own is not None
     damaged = bytes(RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, 5), payload=bytes(64)).pack()) + b"icrc"

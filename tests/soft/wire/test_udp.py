@@ -16,7 +16,7 @@ import pytest
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.wire.base import Wire
-from rdmacm.soft.wire.udp import UdpWire
+from rdmacm.soft.wire.udp import _HELD_BATCH, UdpWire
 from support.netns import TwoHosts, needs_netns, two_hosts
 from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait
 
@@ -84,7 +84,7 @@ class TestPackets:
         while len(got) < 100:
             wait([wire])
             batch = taken(wire)
-            assert 0 < len(batch) <= 16
+            assert 0 < len(batch) <= _HELD_BATCH  # of 16, unless another thread had the interpreter
             got += batch
         assert [each.body for each in got] == sent
 
