@@ -104,7 +104,8 @@ static bool is_between(const struct rdmacm_known *known, const struct rdmacm_rec
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow) {
     if (from->local_length == 4 && from->source.ss_family == AF_INET) {
         const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
-        rdmacm_flow_init(flow, (const uint8_t *)&source->sin_addr, from->local, 4, ntohs(source->sin_port), RDMACM_ROCE_PORT);
+        rdmacm_flow_init(flow, (const uint8_t *)&source->sin_addr, from->local, 4, ntohs(source->sin_port),
+                         RDMACM_ROCE_PORT);
     } else if (from->local_length == 16 && from->source.ss_family == AF_INET6) {
         const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
         rdmacm_flow_init(flow, (const uint8_t *)&source->sin6_addr, from->local, 16, ntohs(source->sin6_port),

@@ -85,7 +85,7 @@ struct rdmacm_send {
     uint32_t rkey;
     uint8_t opcode;      /* enum ibv_wr_opcode; SEND_WITH_IMM of datagrams alone */
     bool solicited;
-    bool unsignaled;      /* whether its success makes no completion for the user */
+    bool unsignaled;     /* whether its success makes no completion for the user */
     /* Set when the request begins. */
     uint32_t first_psn, last_psn;
     uint32_t received_bytes;    /* READ: bytes of the response that have arrived */
@@ -193,7 +193,7 @@ struct rdmacm_rc {
     uint32_t ack_aeth;
 
     /* queues: rings whose capacities are powers of two */
-    struct rdmacm_send *sends; /* the first `outstanding_count` have PSNs, the others wait for their PSNs */
+    struct rdmacm_send *sends; /* the first `outstanding_count` have PSNs, the others wait for theirs */
     size_t sends_capacity, sends_head, sends_count, outstanding_count, send_index;
     struct rdmacm_recv *recvs;
     size_t recvs_capacity, recvs_head, recvs_count;

@@ -125,7 +125,7 @@ struct rdmacm_known {
     uint8_t remote[16], local[16];
     uint32_t scope; /* of a link-local peer, the interface index; else 0 */
     size_t queued, queued_bytes; /* its datagrams that wait for the owner, or that it processes: later ones wait too */
-    unsigned long refused[RDMACM_REFUSALS]; /* since the last take of them */
+    unsigned long refused[RDMACM_REFUSALS]; /* since the owner took them last */
     bool is_listed;            /* in rdmacm_port.refusing, as some were */
     struct rdmacm_known *next; /* there */
 };
@@ -144,7 +144,7 @@ struct rdmacm_conn {
     /* Of a connection: the route of outgoing packets. */
     int fd;
     struct rdmacm_route route;
-    /* Requests posted here, less those completed here, since the last take of them. */
+    /* Requests posted here, less those completed here, since the owner took them last. */
     int64_t sends_change, recvs_change;
     struct rdmacm_known *known;
     unsigned events; /* RDMACM_EVENT_...: what the owner has to do */
@@ -169,7 +169,7 @@ struct rdmacm_ud_end {
         uint32_t scope; /* of a link-local address, the interface index; else 0 */
     } own[RDMACM_OWN_ADDRESSES];
     size_t own_count;
-    unsigned long no_receive; /* packets without a receive, since the last take of them */
+    unsigned long no_receive; /* packets without a receive, since the owner took them last */
 };
 
 /* -- the port -------------------------------------------------------------------------------------------------------- */
@@ -237,11 +237,11 @@ struct rdmacm_port {
     size_t arrivals_count, arrivals_bytes;
     struct rdmacm_arrival *processing; /* those that the owner has taken, and may not have processed yet */
     struct rdmacm_known others; /* what waits for no queue pair of this port */
-    bool has_added; /* whether a completion was added since the last take of them */
+    bool has_added; /* whether a completion was added since the owner took the last one */
 
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
 
-    /* counters, since the last take of them */
+    /* counters, since the owner took them last */
     bool has_counts;
     unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
     unsigned long no_room, trains_cut, dropped;

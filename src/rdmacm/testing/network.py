@@ -23,6 +23,7 @@ from rdmacm.net.types import (
     Network,
     RouteEntry,
 )
+from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
 from rdmacm.provider import Provider
 from rdmacm.soft.port_table import PortOwner, PortTable
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 #: Hardware types of interfaces (linux/if_arp.h), and numbers of routing tables (linux/rtnetlink.h).
 _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _TABLE_MAIN, _TABLE_LOCAL = 254, 255
-#: The queue pair number in the hardware address of an IPoIB group.
-_MULTICAST_QPN = 0xFFFFFF
 _CARRIER_FLAGS = InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
 _UP_FLAGS = InterfaceFlag.UP | _CARRIER_FLAGS
 #: Results of a search that are kept.
@@ -163,7 +162,7 @@ class MemoryNetwork(Network):
         neighbour is ``rdmacm.proto.ipoib.IpoibAddress(gid, qpn).pack()``.
         """
         index = self.add_interface(name, *addresses, mtu=mtu, mac=IpoibAddress(gid, qpn).pack(), up=up)
-        broadcast = IpoibAddress(broadcast_gid(pkey), _MULTICAST_QPN).pack()
+        broadcast = IpoibAddress(broadcast_gid(pkey), MULTICAST_QPN).pack()
         self._interfaces[index] = self._interfaces[index]._replace(arp_type=ARPHRD_INFINIBAND, broadcast=broadcast)
         return index
 

@@ -19,6 +19,7 @@ from rdmacm.cmid import CmEvent, CmId, event_str
 from rdmacm.constants import AddressFamily, CmEventType, PortSpace, RaiFlag
 from rdmacm.diagnosis.explain import resolve
 from rdmacm.errors import CmRejectedError, RdmaError, cm_error
+from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.tools.arguments import integer_between
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.output import Parser, write, write_json
@@ -33,7 +34,6 @@ from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = [
-    "GRH_LENGTH",
     "RECV",
     "SEND",
     "TIMEOUT_MS",
@@ -66,8 +66,6 @@ FAILURES = frozenset(
         CmEventType.MULTICAST_ERROR,
     )
 )
-#: Bytes before each datagram that is received.
-GRH_LENGTH = 40
 
 
 # -- options and output ---------------------------------------------------------------------------------

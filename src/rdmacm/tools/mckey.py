@@ -20,10 +20,11 @@ from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
 from rdmacm.errors import cm_error
+from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.exchange import GRH_LENGTH, TIMEOUT_MS, DatagramNode, add_counts, check_event, run_exchange, say
+from rdmacm.tools.exchange import TIMEOUT_MS, DatagramNode, add_counts, check_event, run_exchange, say
 from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.ah import AH

@@ -17,11 +17,11 @@ from typing import Self
 from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
 from rdmacm.errors import RdmaError
+from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.arguments import add_address, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import (
-    GRH_LENGTH,
     SEND,
     TIMEOUT_MS,
     DatagramNode,

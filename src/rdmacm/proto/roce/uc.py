@@ -30,6 +30,7 @@ from rdmacm.proto.constants import (
     LONGEST_PACKET,
     PKEY_BITS,
     PSN_MASK,
+    QPN_MASK,
     RESIDUE,
     SHORTEST_PACKET,
     SOLICITED_EVENT,
@@ -372,7 +373,7 @@ class UcEngine:
             return "length"
         if half >> 48 & 0xF:
             return "version"
-        if half & 0xFFFFFF != self.qp_num:
+        if half & QPN_MASK != self.qp_num:
             return "qpn"
         if not self._header_lengths[opcode]:
             return "state"

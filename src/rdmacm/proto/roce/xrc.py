@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rdmacm.enums import WCStatus
-from rdmacm.proto.constants import ACK_REQUEST, BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
+from rdmacm.proto.constants import ACK_REQUEST, BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST, QPN_MASK
 from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import BTH_HALVES, XRCETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
@@ -106,7 +106,7 @@ class _XrcEngine(RcEngine):
             return "length"
         if half >> 48 & 0xF:
             return "version"
-        if half & 0xFFFFFF != self.qp_num:
+        if half & QPN_MASK != self.qp_num:
             return "qpn"
         if not self.header_lengths[half >> 56]:
             return "state"

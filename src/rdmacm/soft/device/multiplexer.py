@@ -32,6 +32,7 @@ from rdmacm.proto.constants import (
     MOST_TIMERS,
     MULTICAST_QPN,
     QPN_BITS,
+    QPN_MASK,
     SHORTEST_PACKET,
     TURN,
 )
@@ -72,7 +73,6 @@ _MAX_ROUTES = 256
 _COUNTS = {COUNT_NO_ROOM: "no_room", COUNT_TRAINS_CUT: "trains_cut"}
 
 _WORD = struct.Struct("!I")
-_QPN_MASK = 0xFFFFFF
 
 
 class QPMultiplexer:
@@ -381,7 +381,7 @@ class QPMultiplexer:
         try:
             for data, segment, source, destination in found:
                 if not segment and len(data) >= SHORTEST_PACKET:
-                    qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
+                    qp = qps.get(_WORD.unpack_from(data, 4)[0] & QPN_MASK)
                     if qp is not None:
                         try:
                             qp.received(data, 0, source, destination, now)
@@ -603,7 +603,7 @@ class QPMultiplexer:
         if len(data) < SHORTEST_PACKET:
             self.dropped["short"] += 1
             return
-        qpn = _WORD.unpack_from(data, 4)[0] & _QPN_MASK
+        qpn = _WORD.unpack_from(data, 4)[0] & QPN_MASK
         qp = self._qps.get(qpn)
         if qp is not None:
             try:

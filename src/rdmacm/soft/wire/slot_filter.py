@@ -19,7 +19,7 @@ import ctypes
 import socket
 import struct
 
-from rdmacm.proto.constants import GSI_QPN, MAX_SLOT, QPN_BITS
+from rdmacm.proto.constants import GSI_QPN, MAX_SLOT, QPN_BITS, QPN_MASK
 from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer
 
@@ -136,7 +136,7 @@ def _program(shift: int) -> tuple[tuple[int, int, int, int], ...]:
     """The instructions: (code, instructions to skip if true, if false, operand)."""
     return (
         (_LOAD4, 0, 0, _QPN),
-        (_AND, 0, 0, 0xFFFFFF),
+        (_AND, 0, 0, QPN_MASK),
         (_IF_EQUAL, 2, 0, GSI_QPN),
         (_SHIFT, 0, 0, QPN_BITS),
         (_SKIP, 0, 0, 12),

@@ -16,6 +16,7 @@ from rdmacm.proto.constants import (
     LONGEST_PACKET,
     LOWEST_NAK_AETH,
     PSN_MASK,
+    QPN_MASK,
     RESIDUE,
     SHORTEST_PACKET,
 )
@@ -356,7 +357,7 @@ class RcEngine(RcState):
             return "length"
         if half >> 48 & 0xF:
             return "version"
-        if half & 0xFFFFFF != self.qp_num:
+        if half & QPN_MASK != self.qp_num:
             return "qpn"
         if not self.header_lengths[opcode]:
             return "state"
