@@ -483,12 +483,12 @@ def compared(outcome: Mapping[str, Figures | Missing]) -> Iterator[tuple[str, st
 
 def markdown(outcome: Mapping[str, Figures | Missing], rounds: int) -> str:
     """The table for docs/performance.md."""
-    from rdmacm.proto import core
+    from rdmacm.proto import core_choice
 
     names = [name for name, figures in outcome.items() if isinstance(figures, Figures) and name != OURS]
     lines = [
         f"On {time.strftime('%-d %B %Y')}, Python {platform.python_version()}, {os.cpu_count()} processors,",
-        f"{core.description()}; medians of {rounds} rounds in turn. In brackets: our speed as a",
+        f"{core_choice.description()}; medians of {rounds} rounds in turn. In brackets: our speed as a",
         "multiple of the peer's.",
         "",
         f"| | {OURS} | " + " | ".join(names) + " |",

@@ -1,8 +1,8 @@
-/* The queue pairs that a port knows, and the packets that none of them accepts: these are dropped and counted here.
+/* The queue pairs that a wire knows, and the packets that none of them accepts: these are dropped and counted here.
  *
  * Python counts the same by the same names (docs/core.md). A packet that passes every check is a queue pair's.
  */
-#include "rdmacm_port.h"
+#include "rdmacm_wire.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,52 +23,52 @@ static size_t slot_of(struct rdmacm_known *const *table, size_t capacity, uint32
     return at;
 }
 
-struct rdmacm_known *rdmacm_port_find(const struct rdmacm_port *port, uint32_t qp_num) {
-    return port->known_count ? port->known[slot_of(port->known, port->known_capacity, qp_num)] : NULL;
+struct rdmacm_known *rdmacm_wire_find(const struct rdmacm_wire *wire, uint32_t qp_num) {
+    return wire->known_count ? wire->known[slot_of(wire->known, wire->known_capacity, qp_num)] : NULL;
 }
 
-struct rdmacm_known *rdmacm_port_know(struct rdmacm_port *port, uint32_t qp_num) {
-    struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
+struct rdmacm_known *rdmacm_wire_know(struct rdmacm_wire *wire, uint32_t qp_num) {
+    struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
     if (known)
         return known;
-    if (2 * (port->known_count + 1) > port->known_capacity) {
-        size_t capacity = port->known_capacity ? 2 * port->known_capacity : LEAST_TABLE;
+    if (2 * (wire->known_count + 1) > wire->known_capacity) {
+        size_t capacity = wire->known_capacity ? 2 * wire->known_capacity : LEAST_TABLE;
         struct rdmacm_known **table = calloc(capacity, sizeof(struct rdmacm_known *));
         if (!table)
             return NULL;
-        for (size_t i = 0; i < port->known_capacity; i++)
-            if (port->known[i])
-                table[slot_of(table, capacity, port->known[i]->qp_num)] = port->known[i];
-        free(port->known);
-        port->known = table;
-        port->known_capacity = capacity;
+        for (size_t i = 0; i < wire->known_capacity; i++)
+            if (wire->known[i])
+                table[slot_of(table, capacity, wire->known[i]->qp_num)] = wire->known[i];
+        free(wire->known);
+        wire->known = table;
+        wire->known_capacity = capacity;
     }
     known = calloc(1, sizeof *known);
     if (!known)
         return NULL;
     known->qp_num = qp_num;
-    port->known[slot_of(port->known, port->known_capacity, qp_num)] = known;
-    port->known_count++;
+    wire->known[slot_of(wire->known, wire->known_capacity, qp_num)] = known;
+    wire->known_count++;
     return known;
 }
 
-void rdmacm_port_forget(struct rdmacm_port *port, uint32_t qp_num) {
-    struct rdmacm_known *known = rdmacm_port_find(port, qp_num), **table = port->known;
+void rdmacm_wire_forget(struct rdmacm_wire *wire, uint32_t qp_num) {
+    struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num), **table = wire->known;
     if (!known)
         return;
     if (known->conn)
-        rdmacm_port_detach(known->conn);
-    size_t mask = port->known_capacity - 1, hole = slot_of(table, port->known_capacity, qp_num);
+        rdmacm_wire_detach(known->conn);
+    size_t mask = wire->known_capacity - 1, hole = slot_of(table, wire->known_capacity, qp_num);
     /* Close the gap: a later one moves there unless its home is between the gap and its slot. */
     for (size_t at = (hole + 1) & mask; table[at]; at = (at + 1) & mask) {
-        if (((at - rdmacm_home(table[at]->qp_num, port->known_capacity)) & mask) >= ((at - hole) & mask)) {
+        if (((at - rdmacm_home(table[at]->qp_num, wire->known_capacity)) & mask) >= ((at - hole) & mask)) {
             table[hole] = table[at];
             hole = at;
         }
     }
     table[hole] = NULL;
-    port->known_count--;
-    for (struct rdmacm_known **place = &port->refusing; known->is_listed && *place; place = &(*place)->next)
+    wire->known_count--;
+    for (struct rdmacm_known **place = &wire->refusing; known->is_listed && *place; place = &(*place)->next)
         if (*place == known) {
             *place = known->next;
             break;
@@ -76,10 +76,10 @@ void rdmacm_port_forget(struct rdmacm_port *port, uint32_t qp_num) {
     free(known);
 }
 
-void rdmacm_port_forget_all(struct rdmacm_port *port) {
-    for (size_t i = 0; i < port->known_capacity;) {
-        if (port->known[i])
-            rdmacm_port_forget(port, port->known[i]->qp_num); /* another may move there */
+void rdmacm_wire_forget_all(struct rdmacm_wire *wire) {
+    for (size_t i = 0; i < wire->known_capacity;) {
+        if (wire->known[i])
+            rdmacm_wire_forget(wire, wire->known[i]->qp_num); /* another may move there */
         else
             i++;
     }
@@ -132,29 +132,29 @@ bool rdmacm_is_damaged(const struct rdmacm_flow *flow, uint8_t *data, size_t siz
     return !is_right;
 }
 
-static void refuse(struct rdmacm_port *port, struct rdmacm_known *known, enum rdmacm_refusal reason) {
+static void refuse(struct rdmacm_wire *wire, struct rdmacm_known *known, enum rdmacm_refusal reason) {
     known->refused[reason]++;
     if (!known->is_listed) {
         known->is_listed = true;
-        known->next = port->refusing;
-        port->refusing = known;
+        known->next = wire->refusing;
+        wire->refusing = known;
     }
 }
 
-static bool is_own_slot(const struct rdmacm_port *port, uint32_t slot) {
-    return port->own_slots[slot >> 3] >> (slot & 7) & 1;
+static bool is_own_slot(const struct rdmacm_wire *wire, uint32_t slot) {
+    return wire->own_slots[slot >> 3] >> (slot & 7) & 1;
 }
 
 /* A packet whose queue pair does not exist here. */
-static enum rdmacm_stray judge_unknown(const struct rdmacm_port *port, uint32_t qp_num, bool is_in_train) {
+static enum rdmacm_stray judge_unknown(const struct rdmacm_wire *wire, uint32_t qp_num, bool is_in_train) {
     uint32_t slot = qp_num >> RDMACM_QPN_BITS;
     if (qp_num == RDMACM_GSI_QPN)
         return RDMACM_NO_STRAY;
-    if (!port->shares_port)
+    if (!wire->shares_port)
         return qp_num == RDMACM_MULTICAST_QPN ? RDMACM_NO_STRAY : RDMACM_UNKNOWN_QP;
     if (qp_num == RDMACM_MULTICAST_QPN || !slot)
         return RDMACM_STRAY;
-    if (is_own_slot(port, slot))
+    if (is_own_slot(wire, slot))
         return RDMACM_UNKNOWN_QP;
     /* The system gives a packet of another process to this one only in a train. */
     return is_in_train ? RDMACM_NO_STRAY : RDMACM_STRAY;
@@ -174,33 +174,33 @@ static enum rdmacm_refusal refusal(struct rdmacm_known *known, const struct rdma
     return rdmacm_is_damaged(&flow, data, size, 0) ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
 }
 
-bool rdmacm_port_is_full(const struct rdmacm_port *port, const struct rdmacm_known *known) {
-    size_t most = known == &port->others && port->shares_port ? MOST_OF_OTHERS : RDMACM_QUEUE_DATAGRAMS;
+bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_known *known) {
+    size_t most = known == &wire->others && wire->shares_port ? MOST_OF_OTHERS : RDMACM_QUEUE_DATAGRAMS;
     return known->queued >= most || known->queued_bytes >= RDMACM_QUEUE_BYTES ||
-           port->arrivals_count >= RDMACM_ALL_DATAGRAMS || port->arrivals_bytes >= RDMACM_ALL_BYTES;
+           wire->arrivals_count >= RDMACM_ALL_DATAGRAMS || wire->arrivals_bytes >= RDMACM_ALL_BYTES;
 }
 
-enum rdmacm_verdict rdmacm_port_judge(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at,
+enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at,
                                       size_t size, uint32_t qp_num, bool is_first) {
-    struct rdmacm_known *known = rdmacm_port_find(port, qp_num);
+    struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
     enum rdmacm_stray stray = RDMACM_NO_STRAY;
     if (!known)
-        stray = judge_unknown(port, qp_num, from->segment);
+        stray = judge_unknown(wire, qp_num, from->segment);
     else if (known->accepts == RDMACM_ACCEPTS_NONE)
         stray = RDMACM_WRONG_STATE;
     else if (known->accepts == RDMACM_ACCEPTS_PEER && !is_between(known, from))
         stray = RDMACM_WRONG_ADDRESS;
     if (stray != RDMACM_NO_STRAY) {
-        port->strays[stray] += is_first;
+        wire->strays[stray] += is_first;
         return RDMACM_NOBODYS;
     }
-    if (known && rdmacm_port_is_full(port, known)) { /* it takes no check to drop it */
-        port->strays[RDMACM_BACKLOG]++;
+    if (known && rdmacm_wire_is_full(wire, known)) { /* it takes no check to drop it */
+        wire->strays[RDMACM_BACKLOG]++;
         return RDMACM_NOBODYS;
     }
-    enum rdmacm_refusal reason = known ? refusal(known, from, port->buffer + at, size) : RDMACM_NOT_REFUSED;
+    enum rdmacm_refusal reason = known ? refusal(known, from, wire->buffer + at, size) : RDMACM_NOT_REFUSED;
     if (reason == RDMACM_NOT_REFUSED)
         return RDMACM_KEPT;
-    refuse(port, known, reason);
+    refuse(wire, known, reason);
     return RDMACM_REFUSED;
 }

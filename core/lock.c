@@ -1,5 +1,5 @@
 /* The lock of a runtime, the mutex of the core, and the queues of completions. */
-#include "rdmacm_port.h"
+#include "rdmacm_wire.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,14 +7,14 @@
 #include <structmember.h>
 
 #include "rdmacm_core.h"
-#include "rdmacm_port.h"
+#include "rdmacm_wire.h"
 
 /* What keeps a buffer alive. */
-struct hold {
-    struct rdmacm_hold link;
+struct pin {
+    struct rdmacm_pin link;
     PyObject *owner;     /* the SendWork or RecvWork of a request, the protection domain of a region; NULL: see wr_id */
     PyObject *wr_id;     /* of a request that was made of the user's directly, without such an object */
-    struct hold *region; /* the region whose memory such a request uses, or NULL */
+    struct pin *region; /* the region whose memory such a request uses, or NULL */
     PyObject *route;     /* of a datagram that was posted so: its Route; else NULL */
     size_t uses;         /* of a region: itself, and the requests that use it */
     Py_buffer view;
@@ -32,7 +32,7 @@ typedef struct {
     struct rdmacm_rc rc;
     PyObject *regions; /* of type Regions, or NULL */
     PyObject *pd;
-    bool is_shared; /* whether a port uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
+    bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
 } RcCore;
 
 typedef struct {
@@ -41,7 +41,7 @@ typedef struct {
     bool is_shared; /* as RcCore's */
 } UdCore;
 
-/* enter_core() if the port may use it now; whether that was done. */
+/* enter_core() if the wire may use it now; whether that was done. */
 bool enter_shared(const bool *is_shared);
 void leave_shared(bool is_entered);
 
@@ -50,7 +50,7 @@ typedef struct {
     PyObject_HEAD
     struct rdmacm_route route;
     struct rdmacm_flow flow;
-    PyObject *port;  /* the Port whose sockets it is for */
+    PyObject *wire;  /* the Wire whose sockets it is for */
     PyObject *owner; /* what Python has of it */
 } Route;
 
@@ -62,7 +62,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    struct rdmacm_port *port; /* NULL in a child of fork(2) */
+    struct rdmacm_wire *wire; /* NULL in a child of fork(2) */
     Lock *lock;
     PyObject *on_events; /* called without arguments when there is something to take */
     PyObject *sleepers;  /* is not empty while threads wait: then on_events is called for each completion */
@@ -71,23 +71,23 @@ typedef struct {
     unsigned polls;
     double progress_due; /* when the next poll is Python's, in seconds */
     int signal_fd; /* -1: not open */
-} Port;
+} Wire;
 
 /* The completions that a queue has. */
 typedef struct {
     PyObject_HEAD
     struct rdmacm_cq cq;
-    Port *port;      /* NULL: it has none */
+    Wire *wire;      /* NULL: it has none */
     PyObject *owner; /* what take_added() returns for it, or NULL */
     bool waited;     /* see SoftCQ */
 } CompletionQueue;
 
-extern PyTypeObject *queue_type, *port_type;
+extern PyTypeObject *queue_type, *wire_type;
 
 /* Take a lock; with the interpreter's lock released while it waits. */
 void take_lock(Lock *lock);
 
-/* Take the mutex of the core for a few steps, with the interpreter's lock. No call of Python and no drop_hold() comes
+/* Take the mutex of the core for a few steps, with the interpreter's lock. No call of Python and no drop_pin() comes
  * before rdmacm_leave(). If another thread has it, the interpreter's lock is released before this returns. */
 void enter_core(void);
 /* Release the interpreter's lock, and then take the mutex, for work with system calls; and the other way round. */
@@ -96,36 +96,36 @@ void end_core(PyThreadState *state);
 
 /* What Python has to see to. */
 struct seen {
-    struct rdmacm_hold *finished;
+    struct rdmacm_pin *finished;
     bool has_added, has_work;
 };
 
 /* Take notes of it. The mutex is held. */
-void look_events(Port *self, struct seen *seen);
+void look_events(Wire *self, struct seen *seen);
 /* Tell Python, if there is anything. False with an exception. */
-bool see_events(Port *self, const struct seen *seen);
+bool see_events(Wire *self, const struct seen *seen);
 
 enum { POLLED_NOTHING, POLLED, POLL_IN_PYTHON };
 /* Make progress for a caller that polls `queue`, if that is empty, and take what it has then, at most `most`. The
  * runtime's lock is held. */
-int poll_port(Port *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
+int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
               size_t *count);
 /* Send the ACKs that wait. The runtime's lock is held. */
-void acknowledge(Port *self);
+void acknowledge(Wire *self);
 
 extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
 /* The class of the wr_id of a request without a completion. */
 extern PyObject *unsignaled_class;
 
-/* The hold of an owner and of a buffer, which may be NULL. NULL with an exception. */
-struct hold *make_hold(PyObject *owner, PyObject *exporter, int flags);
-void drop_hold(void *hold);
+/* The pin of an owner and of a buffer, which may be NULL. NULL with an exception. */
+struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags);
+void drop_pin(void *pin);
 /* That of a request with at most one segment; NULL without an exception where the core does not take it. */
-struct hold *hold_segment(PyObject *work, int flags);
+struct pin *pin_segment(PyObject *work, int flags);
 /* Whether the collector may look into it: the same as Py_VISIT() of its owner. */
-int visit_hold(const void *hold, visitproc visit, void *arg);
+int visit_pin(const void *pin, visitproc visit, void *arg);
 /* Its buffer as the engine has it: a tuple of one view, or of none. */
-PyObject *segments_of(const struct hold *hold, const uint8_t *data, uint64_t length);
+PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length);
 /* The SendWork of a request, and the RecvWork of a receive: a new reference. */
 PyObject *work_of_send(const struct rdmacm_send *send);
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
@@ -138,7 +138,7 @@ struct rdmacm_completion *move_completions(struct rdmacm_completion *completions
 /* A completion of success, as Python has it. */
 PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
 /* The number that its request was posted with: a new reference. */
-PyObject *wr_id_of(const struct hold *hold);
+PyObject *wr_id_of(const struct pin *pin);
 
 /* What a connection, or a datagram queue pair, has counted. */
 struct counts {
@@ -186,11 +186,11 @@ bool parse_recv(PyObject *object, struct request *request);
 void end_request(struct request *request);
 /* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local);
-/* Find the buffer of a request of the send queue, and make its hold. NULL if the core does not take it. */
-struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
+/* Find the buffer of a request of the send queue, and make its pin. NULL if the core does not take it. */
+struct pin *pin_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
                        bool is_written, uint8_t **data, uint32_t *length);
 /* The same of a receive. */
-struct hold *hold_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
+struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
                           struct rdmacm_recv *recv);
 typedef struct queue_pair QueuePair;
 
@@ -202,7 +202,7 @@ PyObject *rest_of(PyObject *requests, Py_ssize_t done);
 bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
                PyObject *control, Py_ssize_t train);
 
-/* -- queue pairs of a port ------------------------------------------------------------------------------------------- */
+/* -- queue pairs of a wire ------------------------------------------------------------------------------------------- */
 
 /* What a queue pair does in its own way. The mutex is held, but in post_send(). */
 struct queue_pair_kind {
@@ -220,7 +220,7 @@ struct queue_pair {
     const struct queue_pair_kind *kind;
     struct rdmacm_conn *conn; /* its own */
     bool *is_shared;          /* that of its core */
-    Port *port;
+    Wire *wire;
     PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
@@ -229,7 +229,7 @@ struct queue_pair {
 
 /* Borrowed references. */
 struct queue_pair_parts {
-    PyObject *port, *core, *qp, *send_queue, *recv_queue;
+    PyObject *wire, *core, *qp, *send_queue, *recv_queue;
     PyObject *limits; /* of its requests, a tuple: see queue_pair_join() */
 };
 
@@ -237,7 +237,7 @@ struct queue_pair_parts {
 bool queue_pair_has_room(const QueuePair *self, size_t count);
 /* Send what was posted. False with an exception. */
 bool queue_pair_posted(QueuePair *self, Py_ssize_t count);
-/* Become a queue pair of its port, when the fields of `conn` that tell the peer, the memory of `rules`, and `is_shared`
+/* Become a queue pair of its wire, when the fields of `conn` that tell the peer, the memory of `rules`, and `is_shared`
  * are set. False with an exception. */
 bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts);
 /* Methods and slots. */
@@ -266,7 +266,7 @@ PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *s
 bool memory_init(PyObject *module);
 bool rc_init(PyObject *module);
 bool wc_init(PyObject *module);
-bool port_init(PyObject *module);
+bool wire_init(PyObject *module);
 bool connection_init(PyObject *module);
 bool requests_init(void);
 bool route_init(PyObject *module);

@@ -1,4 +1,4 @@
-/* Glue: connections of a port, and requests that are posted to them directly. */
+/* Glue: connections of a wire, and requests that are posted to them directly. */
 #include "module.h"
 
 #include <string.h>
@@ -30,16 +30,16 @@ static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint
 static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *local, uint64_t flags,
                        struct rdmacm_send *send) {
     bool is_written = send->opcode == RDMACM_WR_READ;
-    struct hold *hold = hold_data(&self->rules, wr_id, local, flags, is_written, &send->data, &send->length);
-    if (!hold)
+    struct pin *pin = pin_data(&self->rules, wr_id, local, flags, is_written, &send->data, &send->length);
+    if (!pin)
         return false;
-    hold->unsignaled = send->unsignaled;
-    send->hold = hold;
+    pin->unsignaled = send->unsignaled;
+    send->pin = pin;
     enter_core();
     bool done = rdmacm_rc_post_send(self->conn->rc, send);
     rdmacm_leave();
     if (!done)
-        drop_hold(hold);
+        drop_pin(pin);
     return done;
 }
 
@@ -65,7 +65,7 @@ static size_t sends_count(const QueuePair *self) { return self->conn->rc->sends_
 
 static size_t recvs_count(const QueuePair *self) {
     const struct rdmacm_rc *rc = self->conn->rc;
-    return rc->recvs_count + (rc->current_recv.hold ? 1 : 0);
+    return rc->recvs_count + (rc->current_recv.pin ? 1 : 0);
 }
 
 static bool queue_recv(QueuePair *self, const struct rdmacm_recv *recv) {
@@ -81,7 +81,7 @@ static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py
     uint64_t opcode, flags, rkey;
     struct rdmacm_send send = {0};
     struct local local = {0};
-    bool done = self->port->port && PyLong_CheckExact(wr_id) && number_of(args[1], UINT32_MAX, &opcode) &&
+    bool done = self->wire->wire && PyLong_CheckExact(wr_id) && number_of(args[1], UINT32_MAX, &opcode) &&
                 number_of(args[5], UINT32_MAX, &flags) && number_of(args[6], UINT64_MAX, &send.remote_addr) &&
                 number_of(args[7], UINT32_MAX, &rkey);
     if (done && PyBytes_CheckExact(data) && length == Py_None && PyLong_CheckExact(offset) && !PyObject_IsTrue(offset))
@@ -90,7 +90,7 @@ static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py
         done = done && local_of_region(data, offset, length, &local);
     bool is_right = true;
     if (done) {
-        Lock *lock = self->port->lock;
+        Lock *lock = self->wire->lock;
         send.rkey = (uint32_t)rkey;
         take_lock(lock);
         done = self->core && queue_pair_has_room(self, 1) && begin_send(&self->rules, &send, opcode, flags, true) &&
@@ -115,15 +115,15 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     Py_ssize_t remote_length, local_length, train;
     int remote_port, port_number, fd;
     unsigned int remote_scope, scope;
-    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#iIy#)(iiIOn)O!", port_type, &parts.port, core_type, &parts.core, &parts.qp,
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#iIy#)(iiIOn)O!", wire_type, &parts.wire, core_type, &parts.core, &parts.qp,
                           queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &remote, &remote_length,
                           &remote_port, &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
     RcCore *core = (RcCore *)parts.core;
-    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Port *)parts.port)->port ||
+    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
         core->is_shared) {
-        PyErr_SetString(PyExc_ValueError, "addresses of two families, a closed port, or two connections of an engine");
+        PyErr_SetString(PyExc_ValueError, "addresses of two families, a closed wire, or two connections of an engine");
         return NULL;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -152,8 +152,8 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
 static PyObject *connection_arm_timer(Connection *self, PyObject *Py_UNUSED(ignored)) {
     enter_core();
     self->conn.has_timer = true;
-    if (self->conn.port)
-        rdmacm_port_arm_timer(&self->conn);
+    if (self->conn.wire)
+        rdmacm_wire_arm_timer(&self->conn);
     rdmacm_leave();
     Py_RETURN_NONE;
 }
@@ -175,8 +175,8 @@ static PyObject *connection_transmit(Connection *self, PyObject *args) {
         return NULL;
     size_t sent = 0;
     PyThreadState *state = begin_core();
-    struct rdmacm_port *port = self->conn.port;
-    bool done = port && port->is_enabled && rdmacm_port_transmit(&self->conn, limit > 0 ? (size_t)limit : 0, now, &sent);
+    struct rdmacm_wire *wire = self->conn.wire;
+    bool done = wire && wire->is_enabled && rdmacm_wire_transmit(&self->conn, limit > 0 ? (size_t)limit : 0, now, &sent);
     end_core(state);
     return done ? PyLong_FromSize_t(sent) : Py_NewRef(Py_None);
 }
@@ -214,12 +214,12 @@ static PyMethodDef connection_methods[] = {
     {"transmit", (PyCFunction)connection_transmit, METH_VARARGS,
      "transmit(now, limit): send up to `limit` packets, and return how many; None if Python has to do it."},
     {"take_counts", (PyCFunction)connection_take_counts, METH_NOARGS, "RcCore.core_take_counts() of its engine."},
-    {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the port."},
+    {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the wire."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot connection_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A connection of a port (docs/core.md)."},
+    {Py_tp_doc, (void *)(uintptr_t) "A connection of a wire (docs/core.md)."},
     {Py_tp_new, (void *)(uintptr_t)connection_new},
     {Py_tp_traverse, (void *)(uintptr_t)queue_pair_traverse},
     {Py_tp_clear, (void *)(uintptr_t)queue_pair_clear},

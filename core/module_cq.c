@@ -128,12 +128,12 @@ PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
 /* -- queues ---------------------------------------------------------------------------------------------------------- */
 
 static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *port;
+    PyObject *wire;
     Py_ssize_t limit;
-    if (!PyArg_ParseTuple(args, "On", &port, &limit))
+    if (!PyArg_ParseTuple(args, "On", &wire, &limit))
         return NULL;
-    if (port != Py_None && !PyObject_TypeCheck(port, port_type)) {
-        PyErr_SetString(PyExc_TypeError, "a Port or None is wanted");
+    if (wire != Py_None && !PyObject_TypeCheck(wire, wire_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Wire or None is wanted");
         return NULL;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -141,19 +141,19 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     if (self) {
         self->cq.owner = self;
         self->cq.limit = limit > 0 ? (size_t)limit : 0;
-        self->port = port == Py_None ? NULL : (Port *)Py_NewRef(port);
+        self->wire = wire == Py_None ? NULL : (Wire *)Py_NewRef(wire);
     }
     return (PyObject *)self;
 }
 
 /* In a child of fork(2): a thread that does not exist there may have been about to change the entries, so they stay. */
-static bool is_abandoned(const CompletionQueue *self) { return self->port && !self->port->port; }
+static bool is_abandoned(const CompletionQueue *self) { return self->wire && !self->wire->wire; }
 
 static void drop_entry(struct rdmacm_entry *entry) {
     if (entry->object)
         Py_DECREF((PyObject *)entry->object);
     else
-        drop_hold(entry->completion.hold);
+        drop_pin(entry->completion.pin);
 }
 
 /* How many entries are taken out at a time. */
@@ -191,10 +191,10 @@ static int queue_clear(CompletionQueue *self) {
 
 static void queue_dealloc(CompletionQueue *self) {
     PyObject_GC_UnTrack(self);
-    if (self->port && self->port->port) {
+    if (self->wire && self->wire->wire) {
         enter_core();
-        struct rdmacm_port *port = self->port->port;
-        for (struct rdmacm_cq **place = &port->added; self->cq.is_listed && *place; place = &(*place)->next_added)
+        struct rdmacm_wire *wire = self->wire->wire;
+        for (struct rdmacm_cq **place = &wire->added; self->cq.is_listed && *place; place = &(*place)->next_added)
             if (*place == &self->cq) {
                 *place = self->cq.next_added;
                 break;
@@ -205,7 +205,7 @@ static void queue_dealloc(CompletionQueue *self) {
     queue_clear(self);
     if (!is_abandoned(self))
         rdmacm_cq_free(&self->cq);
-    Py_XDECREF((PyObject *)self->port);
+    Py_XDECREF((PyObject *)self->wire);
     free_object((PyObject *)self);
 }
 
@@ -246,10 +246,10 @@ static PyObject *queue_add(CompletionQueue *self, PyObject *completions) {
 static PyObject *wc_of(const struct rdmacm_entry *entry) {
     if (entry->object)
         return entry->object;
-    PyObject *wr_id = wr_id_of(entry->completion.hold);
+    PyObject *wr_id = wr_id_of(entry->completion.pin);
     PyObject *wc = wr_id ? make_wc(wr_id, &entry->completion, entry->qp_num) : NULL;
     Py_XDECREF(wr_id);
-    drop_hold(entry->completion.hold);
+    drop_pin(entry->completion.pin);
     return wc;
 }
 
@@ -287,32 +287,32 @@ static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
     Py_ssize_t most = PyLong_AsSsize_t(argument);
     if (most == -1 && PyErr_Occurred())
         return NULL;
-    Port *port = self->port;
-    if (!port || !port->port || most <= 0)
+    Wire *wire = self->wire;
+    if (!wire || !wire->wire || most <= 0)
         Py_RETURN_NONE;
-    Lock *lock = port->lock;
+    Lock *lock = wire->lock;
     take_lock(lock);
     struct rdmacm_entry entries[BATCH];
     struct seen seen = {0};
     size_t count = 0;
     size_t at_once = (size_t)most < BATCH ? (size_t)most : BATCH;
-    bool is_pythons = !port->port;
+    bool is_pythons = !wire->wire;
     /* A first look without the mutex, which the second one takes: a caller that polls finds nothing most of the time. */
     if (!is_pythons && __atomic_load_n(&self->cq.count, __ATOMIC_RELAXED)) {
         enter_core();
-        bool has_acks = !self->waited && port->port->acks;
+        bool has_acks = !self->waited && wire->wire->acks;
         count = pop_entries(&self->cq, entries, at_once);
-        look_events(port, &seen);
+        look_events(wire, &seen);
         rdmacm_leave();
         self->waited = false;
         if (has_acks)
-            acknowledge(port);
+            acknowledge(wire);
     }
     struct seen later = {0};
     if (!is_pythons && !count)
-        is_pythons = poll_port(port, &self->cq, &later, entries, at_once, &count) == POLL_IN_PYTHON;
+        is_pythons = poll_wire(wire, &self->cq, &later, entries, at_once, &count) == POLL_IN_PYTHON;
     PyObject *result = take(self, entries, count, (size_t)most);
-    bool is_right = see_events(port, &seen) && see_events(port, &later);
+    bool is_right = see_events(wire, &seen) && see_events(wire, &later);
     if (is_right && result && !PyList_Size(result) && (is_pythons || has_overrun(self)))
         set_object(&result, Py_None);
     else if (!is_right && result && PyList_Size(result))

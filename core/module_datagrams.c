@@ -1,4 +1,4 @@
-/* Glue: datagram queue pairs of a port, and requests that are posted to them directly. */
+/* Glue: datagram queue pairs of a wire, and requests that are posted to them directly. */
 #include "module.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ static Route *route_of(const Datagrams *self, PyObject *request) {
     Py_XDECREF(ah);
     if (route && Py_TYPE(route) == route_type) {
         Route *found = (Route *)route;
-        if (found->port == (PyObject *)self->base.port && self->end.fds[found->route.is_ipv6] >= 0)
+        if (found->wire == (PyObject *)self->base.wire && self->end.fds[found->route.is_ipv6] >= 0)
             return found;
     }
     Py_XDECREF(route);
@@ -55,7 +55,7 @@ static struct rdmacm_ud *ud_of(const QueuePair *self) { return ((const Datagrams
 static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
     struct rdmacm_ud_send send = {0};
-    struct hold *hold = NULL;
+    struct pin *pin = NULL;
     uint64_t qpn, qkey, imm = 0;
     uint8_t *data;
     bool done = parse_send(object, &request) && begin_send(&self->rules, &request, &send) &&
@@ -64,16 +64,16 @@ static bool post_send(QueuePair *self, PyObject *object) {
                 (!send.has_imm || read_number(object, s_imm_data, UINT32_MAX, &imm));
     Route *route = done ? route_of((Datagrams *)self, object) : NULL;
     if (route)
-        hold = hold_data(&self->rules, request.wr_id, request.has_element ? &request.local : NULL, request.flags,
+        pin = pin_data(&self->rules, request.wr_id, request.has_element ? &request.local : NULL, request.flags,
                          false, &data, &send.length);
     end_request(&request);
-    if (!hold) {
+    if (!pin) {
         Py_XDECREF((PyObject *)route);
         return false;
     }
-    hold->unsignaled = send.unsignaled;
-    hold->route = (PyObject *)route;
-    send.hold = hold;
+    pin->unsignaled = send.unsignaled;
+    pin->route = (PyObject *)route;
+    send.pin = pin;
     send.data = data;
     send.route = &route->route;
     send.flow = route->flow;
@@ -84,7 +84,7 @@ static bool post_send(QueuePair *self, PyObject *object) {
     done = rdmacm_ud_post_send(ud_of(self), &send);
     rdmacm_leave();
     if (!done)
-        drop_hold(hold);
+        drop_pin(pin);
     return done;
 }
 
@@ -148,13 +148,13 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     struct queue_pair_parts parts;
     PyObject *pd, *regions;
     int fds[2];
-    if (!PyArg_ParseTuple(args, "O!O!OOO!O!O!(ii)O!", port_type, &parts.port, ud_core_type, &parts.core, &parts.qp, &pd,
+    if (!PyArg_ParseTuple(args, "O!O!OOO!O!O!(ii)O!", wire_type, &parts.wire, ud_core_type, &parts.core, &parts.qp, &pd,
                           regions_type, &regions, queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &fds[0],
                           &fds[1], &PyTuple_Type, &parts.limits))
         return NULL;
     UdCore *core = (UdCore *)parts.core;
-    if (!((Port *)parts.port)->port || core->is_shared || core->ud.sends_count)
-        return PyErr_Format(PyExc_ValueError, "a closed port, or an engine that is on a port or has to send");
+    if (!((Wire *)parts.wire)->wire || core->is_shared || core->ud.sends_count)
+        return PyErr_Format(PyExc_ValueError, "a closed wire, or an engine that is on a wire or has to send");
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Datagrams *self = (Datagrams *)allocate(type, 0);
     if (!self)
@@ -214,12 +214,12 @@ static PyMethodDef datagrams_methods[] = {
     {"take_counts", (PyCFunction)datagrams_take_counts, METH_NOARGS, "As Connection.take_counts()."},
     {"add_address", (PyCFunction)datagrams_add_address, METH_VARARGS,
      "add_address(address, scope): accept packets that were sent to an address of the device."},
-    {"detach", (PyCFunction)datagrams_detach, METH_NOARGS, "Leave the port."},
+    {"detach", (PyCFunction)datagrams_detach, METH_NOARGS, "Leave the wire."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot datagrams_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A datagram queue pair of a port (docs/core.md)."},
+    {Py_tp_doc, (void *)(uintptr_t) "A datagram queue pair of a wire (docs/core.md)."},
     {Py_tp_new, (void *)(uintptr_t)datagrams_new},
     {Py_tp_traverse, (void *)(uintptr_t)datagrams_traverse},
     {Py_tp_clear, (void *)(uintptr_t)datagrams_clear},

@@ -1,6 +1,6 @@
 /* Glue: registered memory, and what keeps the buffers of requests.
  *
- * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a port
+ * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a wire
  * uses, as long as that is read or changed; without it, regions may be read with the interpreter's lock, as they change
  * with both. Requests hold their buffer until they
  * complete or are handed back; a region holds its buffer until it is removed and no request uses it. So no pointer of
@@ -14,53 +14,53 @@ PyObject *unsignaled_class;
 static PyObject *make_send_work, *make_recv_work;
 static PyObject *s_wr_id;
 
-/* -- holds ----------------------------------------------------------------------------------------------------------- */
+/* -- pins ------------------------------------------------------------------------------------------------------------ */
 
-struct hold *make_hold(PyObject *owner, PyObject *exporter, int flags) {
-    struct hold *hold = PyMem_Malloc(sizeof *hold);
-    if (!hold) {
+struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags) {
+    struct pin *pin = PyMem_Malloc(sizeof *pin);
+    if (!pin) {
         PyErr_NoMemory();
         return NULL;
     }
-    hold->has_view = hold->unsignaled = false;
-    hold->wr_id = NULL;
-    hold->region = NULL;
-    hold->route = NULL;
-    hold->uses = 1;
+    pin->has_view = pin->unsignaled = false;
+    pin->wr_id = NULL;
+    pin->region = NULL;
+    pin->route = NULL;
+    pin->uses = 1;
     if (exporter) {
-        if (PyObject_GetBuffer(exporter, &hold->view, flags) < 0) {
-            PyMem_Free(hold);
+        if (PyObject_GetBuffer(exporter, &pin->view, flags) < 0) {
+            PyMem_Free(pin);
             return NULL;
         }
-        hold->has_view = true;
+        pin->has_view = true;
     }
-    hold->owner = Py_XNewRef(owner);
-    return hold;
+    pin->owner = Py_XNewRef(owner);
+    return pin;
 }
 
-void drop_hold(void *pointer) {
-    rdmacm_check_outside("a hold ends");
-    struct hold *hold = pointer;
-    if (--hold->uses)
+void drop_pin(void *pointer) {
+    rdmacm_check_outside("a pin ends");
+    struct pin *pin = pointer;
+    if (--pin->uses)
         return;
-    struct hold held = *hold;
-    PyMem_Free(hold);
+    struct pin held = *pin;
+    PyMem_Free(pin);
     /* What follows may run any code. */
     if (held.has_view)
         PyBuffer_Release(&held.view);
     if (held.region)
-        drop_hold(held.region);
+        drop_pin(held.region);
     Py_XDECREF(held.owner);
     Py_XDECREF(held.wr_id);
     Py_XDECREF(held.route);
 }
 
-PyObject *wr_id_of(const struct hold *hold) {
-    return hold->owner ? PyObject_GetAttr(hold->owner, s_wr_id) : Py_XNewRef(hold->wr_id);
+PyObject *wr_id_of(const struct pin *pin) {
+    return pin->owner ? PyObject_GetAttr(pin->owner, s_wr_id) : Py_XNewRef(pin->wr_id);
 }
 
-PyObject *segments_of(const struct hold *hold, const uint8_t *data, uint64_t length) {
-    const struct hold *source = hold->region ? hold->region : hold;
+PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length) {
+    const struct pin *source = pin->region ? pin->region : pin;
     if (!length || !source->has_view)
         return PyTuple_New(0);
     PyObject *whole = PyMemoryView_FromObject(source->view.obj);
@@ -73,30 +73,30 @@ PyObject *segments_of(const struct hold *hold, const uint8_t *data, uint64_t len
 }
 
 PyObject *work_of_send(const struct rdmacm_send *send) {
-    const struct hold *hold = send->hold;
-    if (hold->owner)
-        return Py_NewRef(hold->owner);
-    PyObject *segments = segments_of(hold, send->data, send->length);
+    const struct pin *pin = send->pin;
+    if (pin->owner)
+        return Py_NewRef(pin->owner);
+    PyObject *segments = segments_of(pin, send->data, send->length);
     if (!segments)
         return NULL;
-    return PyObject_CallFunction(make_send_work, "OiNOOKI", hold->wr_id, send->opcode, segments,
-                                 hold->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False,
+    return PyObject_CallFunction(make_send_work, "OiNOOKI", pin->wr_id, send->opcode, segments,
+                                 pin->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False,
                                  (unsigned long long)send->remote_addr, send->rkey);
 }
 
 PyObject *work_of_recv(const struct rdmacm_recv *recv) {
-    const struct hold *hold = recv->hold;
-    if (hold->owner)
-        return Py_NewRef(hold->owner);
-    PyObject *segments = segments_of(hold, recv->data, recv->length);
-    return segments ? PyObject_CallFunction(make_recv_work, "ONI", hold->wr_id, segments, recv->lkey) : NULL;
+    const struct pin *pin = recv->pin;
+    if (pin->owner)
+        return Py_NewRef(pin->owner);
+    PyObject *segments = segments_of(pin, recv->data, recv->length);
+    return segments ? PyObject_CallFunction(make_recv_work, "ONI", pin->wr_id, segments, recv->lkey) : NULL;
 }
 
 /* The buffer is not visited: the collector would clear a memoryview that is in use, which CPython does not survive. A
  * buffer that is in use is kept instead, and so is what it refers to. */
-int visit_hold(const void *pointer, visitproc visit, void *arg) {
-    const struct hold *hold = pointer;
-    Py_VISIT(hold->owner);
+int visit_pin(const void *pointer, visitproc visit, void *arg) {
+    const struct pin *pin = pointer;
+    Py_VISIT(pin->owner);
     return 0;
 }
 
@@ -106,7 +106,7 @@ static int regions_traverse(Regions *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     for (size_t i = 0; i < self->regions.capacity; i++) {
         if (self->regions.slots[i].key) {
-            int result = visit_hold(self->regions.slots[i].hold, visit, arg);
+            int result = visit_pin(self->regions.slots[i].pin, visit, arg);
             if (result)
                 return result;
         }
@@ -119,7 +119,7 @@ static int regions_clear(Regions *self) {
     self->regions = (struct rdmacm_regions){0};
     for (size_t i = 0; i < regions.capacity; i++)
         if (regions.slots[i].key)
-            drop_hold(regions.slots[i].hold);
+            drop_pin(regions.slots[i].pin);
     rdmacm_regions_free(&regions);
     return 0;
 }
@@ -130,12 +130,12 @@ static void regions_dealloc(Regions *self) {
     free_object((PyObject *)self);
 }
 
-/* A hold of a view of its own, so that the owner may release the one that it has. */
-static struct hold *hold_region(PyObject *pd, PyObject *view, int flags) {
+/* A pin of a view of its own, so that the owner may release the one that it has. */
+static struct pin *pin_region(PyObject *pd, PyObject *view, int flags) {
     PyObject *own = PyMemoryView_FromObject(view);
-    struct hold *hold = own ? make_hold(pd, own, flags) : NULL;
+    struct pin *pin = own ? make_pin(pd, own, flags) : NULL;
     Py_XDECREF(own);
-    return hold;
+    return pin;
 }
 
 static PyObject *regions_add(Regions *self, PyObject *args) {
@@ -145,20 +145,20 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "IKOIO", &key, &address, &view, &access, &pd))
         return NULL;
     bool is_written = access & (RDMACM_ACCESS_REMOTE_WRITE | RDMACM_ACCESS_LOCAL_WRITE);
-    struct hold *hold = hold_region(pd, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE);
-    if (!hold && !(access & RDMACM_ACCESS_REMOTE_WRITE)) { /* read-only: the engine reports who writes there */
+    struct pin *pin = pin_region(pd, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    if (!pin && !(access & RDMACM_ACCESS_REMOTE_WRITE)) { /* read-only: the engine reports who writes there */
         PyErr_Clear();
         access &= ~(unsigned)RDMACM_ACCESS_LOCAL_WRITE;
-        hold = hold_region(pd, view, PyBUF_SIMPLE);
+        pin = pin_region(pd, view, PyBUF_SIMPLE);
     }
-    if (!hold)
+    if (!pin)
         return NULL;
     struct rdmacm_region region = {
         .address = address,
-        .length = (uint64_t)hold->view.len,
+        .length = (uint64_t)pin->view.len,
         .pd = (uint64_t)(uintptr_t)pd,
-        .memory = hold->view.buf,
-        .hold = hold,
+        .memory = pin->view.buf,
+        .pin = pin,
         .key = key,
         .access = access,
     };
@@ -166,7 +166,7 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
     bool done = rdmacm_regions_add(&self->regions, &region);
     rdmacm_leave();
     if (!done) {
-        drop_hold(hold);
+        drop_pin(pin);
         PyErr_Format(PyExc_ValueError, "the key 0x%x is 0 or in use, or there is no memory", key);
         return NULL;
     }
@@ -182,7 +182,7 @@ static PyObject *regions_remove(Regions *self, PyObject *args) {
     bool done = rdmacm_regions_remove(&self->regions, key, &removed);
     rdmacm_leave();
     if (done)
-        drop_hold(removed.hold);
+        drop_pin(removed.pin);
     Py_RETURN_NONE;
 }
 

@@ -1,4 +1,4 @@
-/* Glue: what connections and datagram queue pairs of a port have in common.
+/* Glue: what connections and datagram queue pairs of a wire have in common.
  *
  * A request that the core does not take is left to Python, which also finds out what is wrong with it.
  */
@@ -8,7 +8,7 @@
 
 /* Whether requests may be queued here. The mutex is held. */
 static bool has_core(const QueuePair *self) {
-    return self->core && self->conn->port && self->conn->port->is_enabled && self->kind->has_queues(self);
+    return self->core && self->conn->wire && self->conn->wire->is_enabled && self->kind->has_queues(self);
 }
 
 bool queue_pair_has_room(const QueuePair *self, size_t count) {
@@ -24,20 +24,20 @@ bool queue_pair_posted(QueuePair *self, Py_ssize_t count) {
     struct seen seen = {0};
     PyThreadState *state = begin_core();
     conn->sends_change += count;
-    if (conn->port) { /* else another thread has closed it meanwhile */
-        atomic_fetch_add_explicit(&conn->port->calls, 1, memory_order_relaxed);
-        rdmacm_port_posted(conn, rdmacm_now());
+    if (conn->wire) { /* else another thread has closed it meanwhile */
+        atomic_fetch_add_explicit(&conn->wire->calls, 1, memory_order_relaxed);
+        rdmacm_wire_posted(conn, rdmacm_now());
     }
-    look_events(self->port, &seen);
+    look_events(self->wire, &seen);
     end_core(state);
-    return see_events(self->port, &seen);
+    return see_events(self->wire, &seen);
 }
 
 PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
-    Lock *lock = self->port->lock;
+    Lock *lock = self->wire->lock;
     Py_ssize_t done = 0;
     bool is_right = true;
-    if (!self->port->port)
+    if (!self->wire->wire)
         return Py_NewRef(requests);
     size_t count = PyList_CheckExact(requests) ? (size_t)PyList_Size(requests) : 1;
     take_lock(lock);
@@ -54,7 +54,7 @@ PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
 
 static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *local) {
     struct rdmacm_recv recv = {0};
-    if (!hold_receive(&self->rules, wr_id, local, &recv))
+    if (!pin_receive(&self->rules, wr_id, local, &recv))
         return false;
     enter_core();
     bool done = has_core(self) && self->kind->recvs_count(self) < self->rules.max_recv_wr &&
@@ -62,7 +62,7 @@ static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *loc
     self->conn->recvs_change += done;
     rdmacm_leave();
     if (!done)
-        drop_hold(recv.hold);
+        drop_pin(recv.pin);
     return done;
 }
 
@@ -76,9 +76,9 @@ static bool post_recv(QueuePair *self, PyObject *object) {
 }
 
 PyObject *queue_pair_post_recv(QueuePair *self, PyObject *requests) {
-    Lock *lock = self->port->lock;
+    Lock *lock = self->wire->lock;
     Py_ssize_t done = 0;
-    if (!self->port->port)
+    if (!self->wire->wire)
         return Py_NewRef(requests);
     take_lock(lock);
     if (self->core) {
@@ -93,9 +93,9 @@ PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_s
     if (count != 4)
         return PyErr_Format(PyExc_TypeError, "four arguments are wanted");
     struct local local = {0};
-    bool done = self->port->port && PyLong_CheckExact(args[0]) && local_of_region(args[1], args[2], args[3], &local);
+    bool done = self->wire->wire && PyLong_CheckExact(args[0]) && local_of_region(args[1], args[2], args[3], &local);
     if (done) {
-        Lock *lock = self->port->lock;
+        Lock *lock = self->wire->lock;
         take_lock(lock);
         done = self->core && queue_recv(self, args[0], &local);
         rdmacm_lock_release(&lock->lock);
@@ -133,10 +133,10 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const 
     conn->send_cq = &((CompletionQueue *)parts->send_queue)->cq;
     conn->recv_cq = &((CompletionQueue *)parts->recv_queue)->cq;
     enter_core();
-    const Port *port = (Port *)parts->port;
-    bool done = rdmacm_port_attach(port->port, conn);
-    if (done && port->is_processing && !rdmacm_port_claim(conn)) { /* it may have read more packets of this one */
-        rdmacm_port_detach(conn);
+    const Wire *wire = (Wire *)parts->wire;
+    bool done = rdmacm_wire_attach(wire->wire, conn);
+    if (done && wire->is_processing && !rdmacm_wire_claim(conn)) { /* it may have read more packets of this one */
+        rdmacm_wire_detach(conn);
         done = false;
     }
     *self->is_shared |= done;
@@ -145,7 +145,7 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const 
         PyErr_SetString(PyExc_ValueError, "a second queue pair of the same number, or no memory");
         return false;
     }
-    self->port = (Port *)Py_NewRef(parts->port);
+    self->wire = (Wire *)Py_NewRef(parts->wire);
     self->core = Py_NewRef(parts->core);
     self->qp = Py_NewRef(parts->qp);
     self->send_queue = Py_NewRef(parts->send_queue);
@@ -163,13 +163,13 @@ int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
 }
 
 int queue_pair_clear(QueuePair *self) {
-    if (self->port && self->port->port) {
+    if (self->wire && self->wire->wire) {
         enter_core();
-        rdmacm_port_detach(self->conn);
+        rdmacm_wire_detach(self->conn);
         rdmacm_leave();
     }
     /* In a child of fork(2) it stays shared with a thread that may have been about to change it. */
-    if (self->core && self->port->port)
+    if (self->core && self->wire->wire)
         *self->is_shared = false;
     Py_CLEAR(self->core);
     Py_CLEAR(self->qp);
@@ -181,6 +181,6 @@ int queue_pair_clear(QueuePair *self) {
 void queue_pair_dealloc(QueuePair *self) {
     PyObject_GC_UnTrack(self);
     queue_pair_clear(self);
-    Py_XDECREF((PyObject *)self->port);
+    Py_XDECREF((PyObject *)self->wire);
     free_object((PyObject *)self);
 }

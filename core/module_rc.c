@@ -28,13 +28,13 @@ static int core_traverse(RcCore *self, visitproc visit, void *arg) {
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < rc->sends_count && !result; i++)
-        result = visit_hold(rdmacm_rc_send_at(rc, i)->hold, visit, arg);
+        result = visit_pin(rdmacm_rc_send_at(rc, i)->pin, visit, arg);
     for (size_t i = 0; i < rc->recvs_count && !result; i++)
-        result = visit_hold(rdmacm_rc_recv_at(rc, i)->hold, visit, arg);
+        result = visit_pin(rdmacm_rc_recv_at(rc, i)->pin, visit, arg);
     for (size_t i = 0; i < rc->completions_count && !result; i++)
-        result = visit_hold(rc->completions[i].hold, visit, arg);
-    if (rc->current_recv.hold && !result)
-        result = visit_hold(rc->current_recv.hold, visit, arg);
+        result = visit_pin(rc->completions[i].pin, visit, arg);
+    if (rc->current_recv.pin && !result)
+        result = visit_pin(rc->current_recv.pin, visit, arg);
     return result;
 }
 
@@ -46,25 +46,25 @@ static int core_clear(RcCore *self) {
     rc->regions = NULL;
     Py_CLEAR(self->regions);
     Py_CLEAR(self->pd);
-    /* Each queue is empty before a hold ends, which may run other code. */
+    /* Each queue is empty before a pin ends, which may run other code. */
     while (rc->sends_count)
-        drop_hold(rdmacm_rc_send_at(rc, --rc->sends_count)->hold);
+        drop_pin(rdmacm_rc_send_at(rc, --rc->sends_count)->pin);
     rc->outstanding_count = rc->send_index = 0;
     while (rc->recvs_count)
-        drop_hold(rdmacm_rc_recv_at(rc, --rc->recvs_count)->hold);
+        drop_pin(rdmacm_rc_recv_at(rc, --rc->recvs_count)->pin);
     while (rc->completions_count)
-        drop_hold(rc->completions[--rc->completions_count].hold);
-    void *hold = rc->current_recv.hold;
+        drop_pin(rc->completions[--rc->completions_count].pin);
+    void *pin = rc->current_recv.pin;
     rc->current_recv = (struct rdmacm_recv){0};
-    if (hold)
-        drop_hold(hold);
+    if (pin)
+        drop_pin(pin);
     return 0;
 }
 
 static void core_dealloc(RcCore *self) {
     PyObject_GC_UnTrack(self);
     core_clear(self);
-    if (!self->is_shared) /* else it is of an abandoned port */
+    if (!self->is_shared) /* else it is of an abandoned wire */
         rdmacm_rc_free(&self->rc);
     free_object((PyObject *)self);
 }
@@ -118,7 +118,7 @@ static int get_truth(PyObject *object, PyObject *name) {
     return truth;
 }
 
-struct hold *hold_segment(PyObject *work, int flags) {
+struct pin *pin_segment(PyObject *work, int flags) {
     PyObject *segments = PyObject_GetAttr(work, s_segments), *segment = NULL;
     if (!segments)
         return NULL;
@@ -128,11 +128,11 @@ struct hold *hold_segment(PyObject *work, int flags) {
     Py_DECREF(segments);
     if (count < 0 || count > 1 || (count == 1 && !segment))
         return NULL;
-    struct hold *hold = make_hold(work, segment, flags);
+    struct pin *pin = make_pin(work, segment, flags);
     Py_XDECREF(segment);
-    if (!hold && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_BufferError)))
+    if (!pin && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_BufferError)))
         PyErr_Clear(); /* released, or read-only: the engine reports it */
-    return hold;
+    return pin;
 }
 
 /* Read the progress of a request that has begun. */
@@ -188,31 +188,31 @@ static int post_send(RcCore *self, PyObject *work, bool has_begun) {
         return PyErr_Occurred() ? -1 : 0;
     if (has_begun && !get_progress(work, &send))
         return PyErr_Occurred() ? -1 : 0;
-    struct hold *hold = hold_segment(work, opcode == RDMACM_WR_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE);
-    if (!hold)
+    struct pin *pin = pin_segment(work, opcode == RDMACM_WR_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    if (!pin)
         return PyErr_Occurred() ? -1 : 0;
-    send.hold = hold;
+    send.pin = pin;
     send.rkey = (uint32_t)rkey;
     send.solicited = solicited;
     int unsignaled = has_no_completion(work);
     if (unsignaled < 0) {
-        drop_hold(hold);
+        drop_pin(pin);
         return -1;
     }
-    send.unsignaled = hold->unsignaled = unsignaled;
-    if (hold->has_view) {
-        if ((uint64_t)hold->view.len > RDMACM_LONGEST_MESSAGE) {
-            drop_hold(hold);
+    send.unsignaled = pin->unsignaled = unsignaled;
+    if (pin->has_view) {
+        if ((uint64_t)pin->view.len > RDMACM_LONGEST_MESSAGE) {
+            drop_pin(pin);
             return 0;
         }
-        send.data = hold->view.buf;
-        send.length = (uint32_t)hold->view.len;
+        send.data = pin->view.buf;
+        send.length = (uint32_t)pin->view.len;
     }
     bool is_entered = enter_shared(&self->is_shared);
     bool done = (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
     leave_shared(is_entered);
     if (!done) {
-        drop_hold(hold);
+        drop_pin(pin);
         return 0;
     }
     return 1;
@@ -227,19 +227,19 @@ static PyObject *core_adopt_send(RcCore *self, PyObject *work) { return answer(p
 static PyObject *core_post_recv(RcCore *self, PyObject *work) {
     if (!self->rc.usual)
         Py_RETURN_FALSE;
-    struct hold *hold = hold_segment(work, PyBUF_WRITABLE);
-    if (!hold)
+    struct pin *pin = pin_segment(work, PyBUF_WRITABLE);
+    if (!pin)
         return answer(PyErr_Occurred() ? -1 : 0);
-    struct rdmacm_recv recv = {.hold = hold};
-    if (hold->has_view) {
-        recv.data = hold->view.buf;
-        recv.length = (uint64_t)hold->view.len;
+    struct rdmacm_recv recv = {.pin = pin};
+    if (pin->has_view) {
+        recv.data = pin->view.buf;
+        recv.length = (uint64_t)pin->view.len;
     }
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_rc_post_recv(&self->rc, &recv);
     leave_shared(is_entered);
     if (!done) {
-        drop_hold(hold);
+        drop_pin(pin);
         Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;
@@ -291,12 +291,12 @@ static PyObject *list_datagrams(const struct made *made, size_t done, size_t cou
 
 /* Append the WC of a completion to a list, unless it is that of an unsignaled send. */
 static bool append_wc(RcCore *self, const struct rdmacm_completion *completion, PyObject *completed) {
-    const struct hold *hold = completion->hold;
-    int is_wanted = completion->is_recv || !hold->owner ? 1 : get_truth(hold->owner, s_signaled);
+    const struct pin *pin = completion->pin;
+    int is_wanted = completion->is_recv || !pin->owner ? 1 : get_truth(pin->owner, s_signaled);
     if (is_wanted <= 0)
         return is_wanted == 0;
-    PyObject *wr_id = wr_id_of(hold);
-    if (wr_id && !hold->owner && hold->unsignaled) {
+    PyObject *wr_id = wr_id_of(pin);
+    if (wr_id && !pin->owner && pin->unsignaled) {
         PyObject *number = wr_id;
         wr_id = PyObject_CallFunctionObjArgs(unsignaled_class, number, NULL);
         Py_DECREF(number);
@@ -313,7 +313,7 @@ static bool append_all(RcCore *self, struct rdmacm_completion *completions, size
     bool is_right = true;
     for (size_t i = 0; i < count; i++) {
         is_right = is_right && append_wc(self, &completions[i], completed);
-        drop_hold(completions[i].hold);
+        drop_pin(completions[i].pin);
     }
     PyMem_Free(completions);
     return is_right;
@@ -460,10 +460,10 @@ static bool set_number(PyObject *object, PyObject *name, uint32_t value) {
     return done;
 }
 
-/* Append the SendWork of a request, and end its hold. */
+/* Append the SendWork of a request, and end its pin. */
 static bool give_send(PyObject *list, const struct rdmacm_send *send, bool has_begun) {
     PyObject *work = work_of_send(send);
-    drop_hold(send->hold);
+    drop_pin(send->pin);
     bool done = work && (!has_begun || (set_number(work, s_length, send->length) &&
                                set_number(work, s_first_psn, send->first_psn) &&
                                set_number(work, s_last_psn, send->last_psn) &&
@@ -500,17 +500,17 @@ static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
         rc->recvs_head = (rc->recvs_head + 1) & (rc->recvs_capacity - 1);
         rc->recvs_count--;
         PyObject *work = work_of_recv(&recv);
-        drop_hold(recv.hold);
+        drop_pin(recv.pin);
         int failed = work ? PyList_Append(recvs, work) : -1;
         Py_XDECREF(work);
         if (failed)
             goto done;
     }
-    if (rc->current_recv.hold) {
+    if (rc->current_recv.pin) {
         struct rdmacm_recv recv = rc->current_recv;
         rc->current_recv = (struct rdmacm_recv){0};
         current = work_of_recv(&recv);
-        drop_hold(recv.hold);
+        drop_pin(recv.pin);
         if (!current)
             goto done;
     }

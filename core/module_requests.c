@@ -102,35 +102,35 @@ void end_request(struct request *request) {
 
 /* Find the bytes; false where key, range or permission is wrong. */
 static bool find_memory(const struct rules *rules, const struct local *local, uint32_t access, uint8_t **data,
-                        struct hold **region) {
+                        struct pin **region) {
     *data = NULL;
     *region = NULL;
     if (!local->length)
         return true;
     if (local->length > RDMACM_LONGEST_MESSAGE)
         return false;
-    void *hold = NULL;
+    void *pin = NULL;
     *data = rdmacm_regions_locate(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
-                                  access, &hold);
-    *region = hold;
+                                  access, &pin);
+    *region = pin;
     return *data != NULL;
 }
 
-/* The hold of a request for part of a region, for bytes, or for nothing. NULL without memory. */
-static struct hold *hold_request(PyObject *wr_id, struct hold *region, PyObject *bytes) {
-    struct hold *hold = make_hold(NULL, bytes, PyBUF_SIMPLE);
-    if (!hold)
+/* The pin of a request for part of a region, for bytes, or for nothing. NULL without memory. */
+static struct pin *pin_request(PyObject *wr_id, struct pin *region, PyObject *bytes) {
+    struct pin *pin = make_pin(NULL, bytes, PyBUF_SIMPLE);
+    if (!pin)
         return NULL;
-    hold->wr_id = Py_NewRef(wr_id);
-    hold->region = region;
+    pin->wr_id = Py_NewRef(wr_id);
+    pin->region = region;
     if (region)
         region->uses++;
-    return hold;
+    return pin;
 }
 
-struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
+struct pin *pin_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
                        bool is_written, uint8_t **data, uint32_t *length) {
-    struct hold *region = NULL;
+    struct pin *region = NULL;
     PyObject *bytes = NULL;
     *data = NULL;
     *length = 0;
@@ -151,24 +151,24 @@ struct hold *hold_data(const struct rules *rules, PyObject *wr_id, const struct 
             region = NULL;
         }
     }
-    struct hold *hold = hold_request(wr_id, region, bytes);
+    struct pin *pin = pin_request(wr_id, region, bytes);
     Py_XDECREF(bytes);
-    if (hold && hold->has_view) {
-        *data = hold->view.buf;
-        *length = (uint32_t)hold->view.len;
+    if (pin && pin->has_view) {
+        *data = pin->view.buf;
+        *length = (uint32_t)pin->view.len;
     }
-    return hold;
+    return pin;
 }
 
-struct hold *hold_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
+struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
                           struct rdmacm_recv *recv) {
-    struct hold *region = NULL;
+    struct pin *region = NULL;
     if (local && (!rules->has_recv_sge || !find_memory(rules, local, RDMACM_ACCESS_LOCAL_WRITE, &recv->data, &region)))
         return NULL;
     recv->length = local ? local->length : 0;
     recv->lkey = region ? (uint32_t)local->lkey : 0;
-    recv->hold = hold_request(wr_id, region, NULL);
-    return recv->hold;
+    recv->pin = pin_request(wr_id, region, NULL);
+    return recv->pin;
 }
 
 /* -- lists ----------------------------------------------------------------------------------------------------------- */

@@ -55,12 +55,12 @@ bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, 
 }
 
 static PyObject *route_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *port, *owner, *control;
+    PyObject *wire, *owner, *control;
     const char *remote;
     Py_ssize_t remote_length, train;
     int port_number;
     unsigned int base, scope;
-    if (!PyArg_ParseTuple(args, "O!OIy#iIOn", port_type, &port, &owner, &base, &remote, &remote_length, &port_number,
+    if (!PyArg_ParseTuple(args, "O!OIy#iIOn", wire_type, &wire, &owner, &base, &remote, &remote_length, &port_number,
                           &scope, &control, &train))
         return NULL;
     if (remote_length != 4 && remote_length != 16)
@@ -69,7 +69,7 @@ static PyObject *route_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     Route *self = (Route *)allocate(type, 0);
     if (!self)
         return NULL;
-    self->port = Py_NewRef(port);
+    self->wire = Py_NewRef(wire);
     self->owner = Py_NewRef(owner);
     self->flow.base = base;
     self->flow.is_ipv6 = remote_length == 16;
@@ -83,13 +83,13 @@ static PyObject *route_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
 
 static int route_traverse(Route *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->port);
+    Py_VISIT(self->wire);
     Py_VISIT(self->owner);
     return 0;
 }
 
 static int route_clear(Route *self) {
-    Py_CLEAR(self->port);
+    Py_CLEAR(self->wire);
     Py_CLEAR(self->owner);
     return 0;
 }

@@ -24,33 +24,33 @@ static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < ud->sends_count && !result; i++)
-        result = visit_hold(rdmacm_ud_send_at(ud, i)->hold, visit, arg);
+        result = visit_pin(rdmacm_ud_send_at(ud, i)->pin, visit, arg);
     for (size_t i = 0; i < ud->recvs_count && !result; i++)
-        result = visit_hold(rdmacm_ud_recv_at(ud, i)->hold, visit, arg);
+        result = visit_pin(rdmacm_ud_recv_at(ud, i)->pin, visit, arg);
     for (size_t i = 0; i < ud->completions_count && !result; i++)
-        result = visit_hold(ud->completions[i].hold, visit, arg);
+        result = visit_pin(ud->completions[i].pin, visit, arg);
     return result;
 }
 
 static int ud_clear(UdCore *self) {
     struct rdmacm_ud *ud = &self->ud;
-    if (self->is_shared) /* its port's queue pair is garbage as well, and will let go of it */
+    if (self->is_shared) /* its wire's queue pair is garbage as well, and will let go of it */
         return 0;
     ud->core_sends = ud->core_receives = false;
-    /* Each queue is shorter before a hold ends, which may run other code. */
+    /* Each queue is shorter before a pin ends, which may run other code. */
     while (ud->sends_count)
-        drop_hold(rdmacm_ud_pop_send(ud).hold);
+        drop_pin(rdmacm_ud_pop_send(ud).pin);
     while (ud->recvs_count)
-        drop_hold(rdmacm_ud_pop_recv(ud).hold);
+        drop_pin(rdmacm_ud_pop_recv(ud).pin);
     while (ud->completions_count)
-        drop_hold(ud->completions[--ud->completions_count].hold);
+        drop_pin(ud->completions[--ud->completions_count].pin);
     return 0;
 }
 
 static void ud_dealloc(UdCore *self) {
     PyObject_GC_UnTrack(self);
     ud_clear(self);
-    if (!self->is_shared) /* else it is of an abandoned port */
+    if (!self->is_shared) /* else it is of an abandoned wire */
         rdmacm_ud_free(&self->ud);
     free_object((PyObject *)self);
 }
@@ -90,21 +90,21 @@ static PyObject *ud_post_send(UdCore *self, PyObject *object) {
     if (!self->ud.core_sends || self->is_shared)
         Py_RETURN_FALSE;
     PyObject *work = PyObject_GetAttr(object, s_work), *route = PyObject_GetAttr(object, s_route);
-    struct hold *hold = work && route && read_send(object, work, &send) ? hold_segment(work, PyBUF_SIMPLE) : NULL;
+    struct pin *pin = work && route && read_send(object, work, &send) ? pin_segment(work, PyBUF_SIMPLE) : NULL;
     bool done = false;
-    if (hold) {
-        set_object(&hold->owner, object); /* it has the work and the route */
-        send.hold = hold;
+    if (pin) {
+        set_object(&pin->owner, object); /* it has the work and the route */
+        send.pin = pin;
         send.route = route;
         bool is_short = true;
-        if (hold->has_view) {
-            is_short = hold->view.len <= RDMACM_UD_MOST_PAYLOAD;
-            send.data = hold->view.buf;
-            send.length = is_short ? (uint32_t)hold->view.len : 0;
+        if (pin->has_view) {
+            is_short = pin->view.len <= RDMACM_UD_MOST_PAYLOAD;
+            send.data = pin->view.buf;
+            send.length = is_short ? (uint32_t)pin->view.len : 0;
         }
         done = is_short && rdmacm_ud_post_send(&self->ud, &send);
         if (!done)
-            drop_hold(hold);
+            drop_pin(pin);
     }
     Py_XDECREF(work);
     Py_XDECREF(route);
@@ -112,34 +112,34 @@ static PyObject *ud_post_send(UdCore *self, PyObject *object) {
 }
 
 static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
-    struct hold *hold = self->ud.core_receives ? hold_segment(work, PyBUF_WRITABLE) : NULL;
-    if (!hold)
+    struct pin *pin = self->ud.core_receives ? pin_segment(work, PyBUF_WRITABLE) : NULL;
+    if (!pin)
         return answer(false);
-    struct rdmacm_recv recv = {.hold = hold};
-    if (hold->has_view) {
-        recv.data = hold->view.buf;
-        recv.length = (uint64_t)hold->view.len;
+    struct rdmacm_recv recv = {.pin = pin};
+    if (pin->has_view) {
+        recv.data = pin->view.buf;
+        recv.length = (uint64_t)pin->view.len;
     }
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_ud_post_recv(&self->ud, &recv);
     leave_shared(is_entered);
     if (!done)
-        drop_hold(hold);
+        drop_pin(pin);
     return answer(done);
 }
 
 /* The UdSend of a datagram: a new reference. */
 static PyObject *object_of_send(const struct rdmacm_ud_send *send) {
-    const struct hold *hold = send->hold;
-    if (hold->owner)
-        return Py_NewRef(hold->owner);
-    PyObject *segments = segments_of(hold, send->data, send->length);
+    const struct pin *pin = send->pin;
+    if (pin->owner)
+        return Py_NewRef(pin->owner);
+    PyObject *segments = segments_of(pin, send->data, send->length);
     if (!segments)
         return NULL;
-    return PyObject_CallFunction(make_send, "OiNOOIOII", hold->wr_id,
+    return PyObject_CallFunction(make_send, "OiNOOIOII", pin->wr_id,
                                  send->has_imm ? RDMACM_WR_SEND_WITH_IMM : RDMACM_WR_SEND, segments,
-                                 hold->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False, send->imm,
-                                 ((Route *)hold->route)->owner, send->dest_qpn, send->qkey);
+                                 pin->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False, send->imm,
+                                 ((Route *)pin->route)->owner, send->dest_qpn, send->qkey);
 }
 
 /* Append an object, which is taken over. */
@@ -157,7 +157,7 @@ static PyObject *ud_end_sends(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     while (list && self->ud.sends_count) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(&self->ud);
         bool done = append(list, object_of_send(&send));
-        drop_hold(send.hold);
+        drop_pin(send.pin);
         if (!done)
             Py_CLEAR(list);
     }
@@ -172,7 +172,7 @@ static PyObject *ud_end_receives(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     while (list && self->ud.recvs_count) {
         struct rdmacm_recv recv = rdmacm_ud_pop_recv(&self->ud);
         bool done = append(list, work_of_recv(&recv));
-        drop_hold(recv.hold);
+        drop_pin(recv.pin);
         if (!done)
             Py_CLEAR(list);
     }
@@ -194,7 +194,7 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
     if (!has_room)
         Py_RETURN_FALSE;
     PyObject *work = work_of_recv(&recv);
-    drop_hold(recv.hold);
+    drop_pin(recv.pin);
     return work;
 }
 
@@ -204,10 +204,10 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
 static bool append_all(struct rdmacm_completion *completions, size_t count, uint32_t qp_num, PyObject *completed) {
     bool is_right = true;
     for (size_t i = 0; i < count; i++) {
-        PyObject *wr_id = is_right ? wr_id_of(completions[i].hold) : NULL;
+        PyObject *wr_id = is_right ? wr_id_of(completions[i].pin) : NULL;
         is_right = wr_id && append(completed, make_wc(wr_id, &completions[i], qp_num));
         Py_XDECREF(wr_id);
-        drop_hold(completions[i].hold);
+        drop_pin(completions[i].pin);
     }
     PyMem_Free(completions);
     return is_right;
@@ -261,7 +261,7 @@ static bool make_datagrams(struct rdmacm_ud *ud, size_t limit, size_t train, str
     *count = 0;
     for (size_t left = limit; left;) {
         PyObject *route = rdmacm_ud_next_route(ud);
-        if (!route || ((struct hold *)rdmacm_ud_send_at(ud, 0)->hold)->route) /* a Route is for sockets */
+        if (!route || ((struct pin *)rdmacm_ud_send_at(ud, 0)->pin)->route) /* a Route is for sockets */
             break;
         left -= rdmacm_ud_build(ud, &out, left, train);
         for (size_t i = 0; i < out.datagrams_count; i++, ++*count) {

@@ -47,7 +47,7 @@ bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size
 /* Room for the completions of everything that is posted, and of one more. */
 static bool reserve_completion(struct rdmacm_rc *rc) {
     void *ring = rc->completions;
-    size_t head = 0, more = rc->sends_count + rc->recvs_count + (rc->current_recv.hold ? 1 : 0) + 1;
+    size_t head = 0, more = rc->sends_count + rc->recvs_count + (rc->current_recv.pin ? 1 : 0) + 1;
     bool done =
         rdmacm_grow(&ring, &rc->completions_capacity, &head, rc->completions_count, more, sizeof *rc->completions);
     rc->completions = ring;

@@ -50,7 +50,7 @@ struct rdmacm_region {
     uint64_t length;  /* bytes */
     uint64_t pd;      /* stands for the protection domain */
     uint8_t *memory;
-    void *hold;      /* the owner's; keeps the memory alive */
+    void *pin;      /* the owner's; keeps the memory alive */
     uint32_t key;    /* not 0 */
     uint32_t access; /* bits of enum ibv_access_flags */
 };
@@ -70,15 +70,15 @@ void rdmacm_regions_free(struct rdmacm_regions *regions);
 /* The `length` bytes at `address` for a peer; NULL if key, protection domain, permission or range is wrong. */
 uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
                              uint64_t length, uint32_t access);
-/* The same, with the region's hold. */
+/* The same, with the region's pin. */
 uint8_t *rdmacm_regions_locate(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
-                               uint64_t length, uint32_t access, void **hold);
+                               uint64_t length, uint32_t access, void **pin);
 
 /* -- work requests and completions ----------------------------------------------------------------------------------- */
 
 /* A request of the send queue, with one local buffer. */
 struct rdmacm_send {
-    void *hold;          /* the owner's; keeps the buffer alive */
+    void *pin;          /* the owner's; keeps the buffer alive */
     uint8_t *data;       /* the source of SEND and WRITE, the destination of READ; NULL for no bytes */
     uint64_t remote_addr;
     uint32_t length;     /* bytes */
@@ -94,7 +94,7 @@ struct rdmacm_send {
 
 /* A request of the receive queue, with one buffer. */
 struct rdmacm_recv {
-    void *hold;
+    void *pin;
     uint8_t *data;
     uint64_t length; /* bytes */
     uint32_t lkey;   /* of a receive that the core has made of the user's; else 0 */
@@ -102,7 +102,7 @@ struct rdmacm_recv {
 
 /* A completion of success. Failures are the Python engine's. */
 struct rdmacm_completion {
-    void *hold;       /* that of the request */
+    void *pin;       /* that of the request */
     uint32_t byte_len;
     uint8_t opcode;   /* enum ibv_wr_opcode of a send */
     bool is_recv;
@@ -163,7 +163,7 @@ struct rdmacm_rc {
 
     /* states */
     bool usual; /* whether the core has the queues */
-    bool is_held; /* whether they are being filled: the port leaves the connection alone */
+    bool is_held; /* whether they are being filled: the wire leaves the connection alone */
     bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
 
     /* requester */
@@ -197,7 +197,7 @@ struct rdmacm_rc {
     size_t sends_capacity, sends_head, sends_count, outstanding_count, send_index;
     struct rdmacm_recv *recvs;
     size_t recvs_capacity, recvs_head, recvs_count;
-    struct rdmacm_recv current_recv; /* the SEND in progress; hold NULL: none */
+    struct rdmacm_recv current_recv; /* the SEND in progress; pin NULL: none */
     struct rdmacm_response *responses;
     size_t responses_capacity, responses_head, responses_count;
     size_t reads_waiting; /* first responses of READs in the ring */
@@ -214,7 +214,7 @@ struct rdmacm_rc {
 
 /* A connection with all fields 0, but ack_psn. */
 void rdmacm_rc_init(struct rdmacm_rc *rc);
-/* Free the rings. The owner has let go of all holds. */
+/* Free the rings. The owner has let go of all pins. */
 void rdmacm_rc_free(struct rdmacm_rc *rc);
 
 /* Begin to use the queues, which are empty. False, with nothing done, where the connection is not as it has to be, or

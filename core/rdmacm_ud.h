@@ -12,7 +12,7 @@ enum { RDMACM_UD_MOST_PAYLOAD = 4096 };
 
 /* A datagram to send. */
 struct rdmacm_ud_send {
-    void *hold;          /* the owner's; keeps the buffer and the route alive */
+    void *pin;          /* the owner's; keeps the buffer and the route alive */
     const uint8_t *data; /* NULL for no bytes */
     void *route;         /* the owner's; packets of one route may be a train */
     struct rdmacm_flow flow;
@@ -50,7 +50,7 @@ struct rdmacm_ud {
     struct rdmacm_flow flow_out; /* of the packets that were built last */
 };
 
-/* Free the rings. The owner has let go of all holds. */
+/* Free the rings. The owner has let go of all pins. */
 void rdmacm_ud_free(struct rdmacm_ud *ud);
 
 /* Queue a request. False, with nothing done, without memory or if the queue is Python's; of a send also if it is too

@@ -27,10 +27,10 @@ static enum outcome dropped(struct rdmacm_rc *rc, enum rdmacm_count reason) {
     return DROPPED;
 }
 
-static struct rdmacm_completion *complete(struct rdmacm_rc *rc, void *hold, uint32_t byte_len) {
+static struct rdmacm_completion *complete(struct rdmacm_rc *rc, void *pin, uint32_t byte_len) {
     struct rdmacm_completion *completion = &rc->completions[rc->completions_count++];
     memset(completion, 0, sizeof *completion);
-    completion->hold = hold;
+    completion->pin = pin;
     completion->byte_len = byte_len;
     return completion;
 }
@@ -70,7 +70,7 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     if (is_start) {
         recv = rdmacm_rc_recv_at(rc, 0);
         offset = 0;
-    } else if (!recv->hold) {
+    } else if (!recv->pin) {
         return LEFT;
     }
     if (offset > recv->length || packet->size > recv->length - offset || offset + packet->size > UINT32_MAX)
@@ -85,7 +85,7 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     }
     rc->message_offset = offset + packet->size;
     if (is_end) {
-        struct rdmacm_completion *completion = complete(rc, rc->current_recv.hold, (uint32_t)rc->message_offset);
+        struct rdmacm_completion *completion = complete(rc, rc->current_recv.pin, (uint32_t)rc->message_offset);
         completion->is_recv = true;
         completion->solicited = packet->solicited;
         rc->current_recv = (struct rdmacm_recv){0};
@@ -254,7 +254,7 @@ static void progressed(struct rdmacm_rc *rc, double now) {
 /* The oldest request is complete. */
 static void complete_send(struct rdmacm_rc *rc) {
     struct rdmacm_send *send = rdmacm_rc_send_at(rc, 0);
-    struct rdmacm_completion *completion = complete(rc, send->hold, send->length);
+    struct rdmacm_completion *completion = complete(rc, send->pin, send->length);
     completion->opcode = send->opcode;
     completion->unsignaled = send->unsignaled;
     acknowledged(rc, send->last_psn);

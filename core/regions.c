@@ -63,7 +63,7 @@ void rdmacm_regions_free(struct rdmacm_regions *regions) {
 }
 
 uint8_t *rdmacm_regions_locate(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
-                               uint64_t length, uint32_t access, void **hold) {
+                               uint64_t length, uint32_t access, void **pin) {
     if (!regions || !regions->capacity || !key)
         return NULL;
     const struct rdmacm_region *region = &regions->slots[find(regions->slots, regions->capacity, key)];
@@ -72,12 +72,12 @@ uint8_t *rdmacm_regions_locate(const struct rdmacm_regions *regions, uint64_t pd
     uint64_t offset = address - region->address;
     if (offset > region->length || length > region->length - offset)
         return NULL;
-    *hold = region->hold;
+    *pin = region->pin;
     return region->memory + offset;
 }
 
 uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
                              uint64_t length, uint32_t access) {
-    void *hold;
-    return rdmacm_regions_locate(regions, pd, key, address, length, access, &hold);
+    void *pin;
+    return rdmacm_regions_locate(regions, pd, key, address, length, access, &pin);
 }

@@ -1,5 +1,5 @@
 /* Datagrams on their way out: one sendmsg(2) for each, or for each packet of a train that the system refuses. */
-#include "rdmacm_port.h"
+#include "rdmacm_wire.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -49,7 +49,7 @@ static void copy_part(const struct rdmacm_out *out, const struct rdmacm_datagram
 }
 
 /* Send the packets of a train one by one: each has the IPv4 identification 0 then. */
-static bool send_singly(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
+static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                         const struct rdmacm_datagram *datagram, struct msghdr *message) {
     uint8_t packet[RDMACM_LONGEST_PACKET];
     struct iovec piece = {.iov_base = packet};
@@ -57,35 +57,35 @@ static bool send_singly(struct rdmacm_port *port, int fd, struct rdmacm_route *r
     message->msg_iov = &piece;
     message->msg_iovlen = 1;
     message->msg_controllen = route->control_length;
-    port->has_counts = true;
-    port->trains_cut++;
+    wire->has_counts = true;
+    wire->trains_cut++;
     for (size_t at = 0; at < datagram->bytes; at += datagram->segment) {
         size_t size = datagram->bytes - at < datagram->segment ? datagram->bytes - at : datagram->segment;
         if (size > sizeof packet || size < RDMACM_SHORTEST_PACKET)
             return false; /* no train has this */
-        copy_part(&port->out, datagram, at, size, packet);
+        copy_part(&wire->out, datagram, at, size, packet);
         if (!route->is_ipv6) {
             size_t body = size - RDMACM_ICRC_LENGTH;
-            uint32_t crc = rdmacm_crc32(rdmacm_flow_start(port->out.flow, size, 0), packet, body);
+            uint32_t crc = rdmacm_crc32(rdmacm_flow_start(wire->out.flow, size, 0), packet, body);
             for (size_t i = 0; i < RDMACM_ICRC_LENGTH; i++)
                 packet[body + i] = (uint8_t)(crc >> 8 * i);
         }
         piece.iov_len = size;
         int code = send_message(fd, message);
         if (code) {
-            rdmacm_port_count_lost(port, code);
+            rdmacm_wire_count_lost(wire, code);
             is_sent = false;
         }
     }
     return is_sent;
 }
 
-void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
+void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                       const struct rdmacm_datagram *datagram) {
     struct msghdr message = {
         .msg_name = &route->address,
         .msg_namelen = route->address_length,
-        .msg_iov = &port->out.pieces[datagram->first],
+        .msg_iov = &wire->out.pieces[datagram->first],
         .msg_iovlen = datagram->count,
         .msg_control = route->control,
         .msg_controllen = route->control_length,
@@ -103,9 +103,9 @@ void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *rou
     if (datagram->segment && RDMACM_IS_NO_TRAIN(code)) {
         /* A train that was too long, or packets too long for the path, mean nothing for the next train. */
         bool is_too_long = datagram->bytes > RDMACM_LONGEST_TRAIN || datagram->bytes > RDMACM_MOST_IN_TRAIN * datagram->segment;
-        if (send_singly(port, fd, route, datagram, &message) && code != EMSGSIZE && !is_too_long)
+        if (send_singly(wire, fd, route, datagram, &message) && code != EMSGSIZE && !is_too_long)
             route->train = 0;
         return;
     }
-    rdmacm_port_count_lost(port, code);
+    rdmacm_wire_count_lost(wire, code);
 }

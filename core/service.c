@@ -3,7 +3,7 @@
  * While callers make progress it looks at their counter once a millisecond, and does nothing else: a caller that polls
  * keeps the processor and the sockets. Once the counter stands still it waits for the sockets.
  */
-#include "rdmacm_port.h"
+#include "rdmacm_wire.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 struct rdmacm_service {
-    struct rdmacm_port *port;
+    struct rdmacm_wire *wire;
     pthread_t thread;
     int wake_fd;   /* an eventfd(2) that ends its sleep */
     int signal_fd; /* the owner's */
@@ -38,19 +38,19 @@ static void signal_owner(struct rdmacm_service *service) {
 }
 
 /* Read what is there; then call the timers, as an answer that has arrived stops one. */
-static void serve(struct rdmacm_port *port, const struct pollfd *sources, size_t count) {
+static void serve(struct rdmacm_wire *wire, const struct pollfd *sources, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (sources[i].revents & POLLIN)
-            rdmacm_port_receive(port, sources[i].fd, SIZE_MAX);
-    if (!port->timers && !port->ready && !port->acks)
+            rdmacm_wire_receive(wire, sources[i].fd, SIZE_MAX);
+    if (!wire->timers && !wire->ready && !wire->acks)
         return;
     double now = rdmacm_now();
-    if (count && port->timers)
-        rdmacm_port_call_timers(port, now);
-    if (port->ready)
-        rdmacm_port_take_turns(port, now);
-    if (port->acks)
-        rdmacm_port_acknowledge(port, now);
+    if (count && wire->timers)
+        rdmacm_wire_call_timers(wire, now);
+    if (wire->ready)
+        rdmacm_wire_take_turns(wire, now);
+    if (wire->acks)
+        rdmacm_wire_acknowledge(wire, now);
 }
 
 static bool has_error(const struct pollfd *sources, size_t count) {
@@ -61,24 +61,24 @@ static bool has_error(const struct pollfd *sources, size_t count) {
 }
 
 /* The sockets to wait for. */
-static size_t list_sources(const struct rdmacm_port *port, struct pollfd *sources) {
-    if (!port->is_enabled || !port->conns_count)
+static size_t list_sources(const struct rdmacm_wire *wire, struct pollfd *sources) {
+    if (!wire->is_enabled || !wire->conns_count)
         return 0;
     size_t count = 0;
-    for (; count < port->sources_count && count < MOST_SOURCES; count++)
-        sources[count] = (struct pollfd){.fd = port->sources[count], .events = POLLIN};
+    for (; count < wire->sources_count && count < MOST_SOURCES; count++)
+        sources[count] = (struct pollfd){.fd = wire->sources[count], .events = POLLIN};
     return count;
 }
 
 /* Milliseconds to wait for the sockets. */
 static int prepare_wait(struct rdmacm_service *service) {
-    const struct rdmacm_port *port = service->port;
-    service->until = port->timers_due;
-    if (port->ready)
+    const struct rdmacm_wire *wire = service->wire;
+    service->until = wire->timers_due;
+    if (wire->ready)
         return 0;
-    if (!port->timers)
+    if (!wire->timers)
         return -1;
-    double left = 1000 * (port->timers_due - rdmacm_now());
+    double left = 1000 * (wire->timers_due - rdmacm_now());
     return left <= 0 ? 0 : left < LONGEST_WAIT ? (int)left + 1 : LONGEST_WAIT;
 }
 
@@ -101,7 +101,7 @@ static void shorten_slice(void) {
 static void *run(void *argument) {
     struct rdmacm_service *service = argument;
     shorten_slice();
-    struct rdmacm_port *port = service->port;
+    struct rdmacm_wire *wire = service->wire;
     struct pollfd waited[1 + MOST_SOURCES] = {{.fd = service->wake_fd, .events = POLLIN}};
     struct pollfd *sources = waited + 1;
     uint64_t seen = 0;
@@ -111,24 +111,24 @@ static void *run(void *argument) {
         int wait = NAP;
         if (is_idle) {
             rdmacm_enter();
-            is_idle = atomic_load(&port->calls) == seen;
+            is_idle = atomic_load(&wire->calls) == seen;
             if (is_idle) {
-                serve(port, NULL, 0); /* what callers have deferred */
-                count = list_sources(port, sources);
+                serve(wire, NULL, 0); /* what callers have deferred */
+                count = list_sources(wire, sources);
                 if (count)
                     wait = prepare_wait(service);
-                else if (!port->conns_count)
+                else if (!wire->conns_count)
                     wait = -1; /* until there is a connection */
-                if (rdmacm_port_needs_owner(port))
+                if (rdmacm_wire_needs_owner(wire))
                     signal_owner(service);
             }
             rdmacm_leave();
         }
         if (!is_idle || !count) {
-            seen = atomic_load(&port->calls);
+            seen = atomic_load(&wire->calls);
             if (poll(waited, 1, wait) > 0)
                 eventfd_read(service->wake_fd, &(eventfd_t){0});
-            is_idle = atomic_load(&port->calls) == seen;
+            is_idle = atomic_load(&wire->calls) == seen;
             continue;
         }
         if (poll(waited, 1 + (nfds_t)count, wait) < 0)
@@ -141,10 +141,10 @@ static void *run(void *argument) {
         }
         rdmacm_enter();
         service->until = 0;
-        is_idle = atomic_load(&port->calls) == seen;
+        is_idle = atomic_load(&wire->calls) == seen;
         if (is_idle) {
-            serve(port, sources, port->is_enabled ? count : 0); /* else a tap has been set meanwhile */
-            if (rdmacm_port_needs_owner(port))
+            serve(wire, sources, wire->is_enabled ? count : 0); /* else a tap has been set meanwhile */
+            if (rdmacm_wire_needs_owner(wire))
                 signal_owner(service);
         }
         rdmacm_leave();
@@ -152,11 +152,11 @@ static void *run(void *argument) {
     return NULL;
 }
 
-bool rdmacm_service_start(struct rdmacm_port *port, int signal_fd) {
+bool rdmacm_service_start(struct rdmacm_wire *wire, int signal_fd) {
     struct rdmacm_service *service = calloc(1, sizeof *service);
     if (!service)
         return false;
-    service->port = port;
+    service->wire = wire;
     service->signal_fd = signal_fd;
     service->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     /* Signals are for the owner's threads. */
@@ -171,14 +171,14 @@ bool rdmacm_service_start(struct rdmacm_port *port, int signal_fd) {
         free(service);
         return false;
     }
-    port->service = service;
+    wire->service = service;
     return true;
 }
 
-void rdmacm_service_stop(struct rdmacm_port *port) {
+void rdmacm_service_stop(struct rdmacm_wire *wire) {
     rdmacm_enter();
-    struct rdmacm_service *service = port->service;
-    port->service = NULL;
+    struct rdmacm_service *service = wire->service;
+    wire->service = NULL;
     rdmacm_leave();
     atomic_store(&service->is_stopped, true);
     eventfd_write(service->wake_fd, 1);
@@ -187,13 +187,13 @@ void rdmacm_service_stop(struct rdmacm_port *port) {
     free(service);
 }
 
-void rdmacm_service_wake(struct rdmacm_port *port) { eventfd_write(port->service->wake_fd, 1); }
+void rdmacm_service_wake(struct rdmacm_wire *wire) { eventfd_write(wire->service->wake_fd, 1); }
 
-void rdmacm_service_look_by(struct rdmacm_port *port, double when) {
-    if (when >= port->service->until)
+void rdmacm_service_look_by(struct rdmacm_wire *wire, double when) {
+    if (when >= wire->service->until)
         return;
-    port->service->until = when;
-    rdmacm_service_wake(port);
+    wire->service->until = when;
+    rdmacm_service_wake(wire);
 }
 
-void rdmacm_service_clear_signal(struct rdmacm_port *port) { atomic_store(&port->service->is_signalled, false); }
+void rdmacm_service_clear_signal(struct rdmacm_wire *wire) { atomic_store(&wire->service->is_signalled, false); }

@@ -83,10 +83,10 @@ struct rdmacm_recv rdmacm_ud_pop_recv(struct rdmacm_ud *ud) {
     return recv;
 }
 
-static struct rdmacm_completion *complete(struct rdmacm_ud *ud, void *hold, uint32_t byte_len) {
+static struct rdmacm_completion *complete(struct rdmacm_ud *ud, void *pin, uint32_t byte_len) {
     struct rdmacm_completion *completion = &ud->completions[ud->completions_count++];
     memset(completion, 0, sizeof *completion);
-    completion->hold = hold;
+    completion->pin = pin;
     completion->byte_len = byte_len;
     return completion;
 }
@@ -127,7 +127,7 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
     for (; route && count < limit && rdmacm_ud_next_route(ud) == route; count++) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(ud);
         add_packet(ud, out, &send);
-        struct rdmacm_completion *completion = complete(ud, send.hold, send.length);
+        struct rdmacm_completion *completion = complete(ud, send.pin, send.length);
         completion->opcode = RDMACM_WR_SEND;
         completion->unsignaled = send.unsignaled;
     }
@@ -202,7 +202,7 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
         return UNKNOWN;
     put_grh(recv->data, from, size, (uint16_t)identification);
     memcpy(recv->data + RDMACM_GRH_LENGTH, data + start, payload);
-    struct rdmacm_completion *completion = complete(ud, recv->hold, (uint32_t)(RDMACM_GRH_LENGTH + payload));
+    struct rdmacm_completion *completion = complete(ud, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
     completion->has_imm = has_imm;

@@ -199,7 +199,7 @@ def test_rejection_and_refused_access_raise() -> None:
 
 def waiting_requests(listener: aio.AsyncListener) -> int:
     """How many requests wait to be accepted; no public attribute shows that."""
-    core: Any = listener._core
+    core: Any = listener._state
     ((_, backlog),) = core.cmid._backend.connector._listeners
     return len(backlog.requests) + (core._request is not None)
 

@@ -28,9 +28,9 @@ from typing import Self, TypeVar
 from rdmacm.address import InetAddr, SockAddr, lookup_address, parse_address
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
-from rdmacm.endpoint.core import ConnectionOptions, Message
+from rdmacm.endpoint.connection_state import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
-from rdmacm.endpoint.listening import ListenerCore, listening_hosts
+from rdmacm.endpoint.listening import ListenerState, listening_hosts
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine, hosts_of
 from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
@@ -184,18 +184,18 @@ class AsyncConnection(ConnectionBase):
 
     async def send(self, data: Buffer | Region, imm: int | None = None) -> None:
         """Send a message and wait until the peer's device has acknowledged it; see :meth:`rdmacm.Connection.send`."""
-        await _execute(self._core.dispatcher, self._core.send(data, imm))
+        await _execute(self._state.dispatcher, self._state.send(data, imm))
 
     async def recv(self) -> bytes:
         """Return the next message.
 
         Messages that arrived before the peer disconnected are delivered first; then CmDisconnectedError is raised.
         """
-        return (await _execute(self._core.dispatcher, self._core.receive())).data
+        return (await _execute(self._state.dispatcher, self._state.receive())).data
 
     async def recv_message(self) -> Message:
         """As :meth:`recv`, with the immediate data; see :meth:`rdmacm.Connection.recv_message`."""
-        return await _execute(self._core.dispatcher, self._core.receive())
+        return await _execute(self._state.dispatcher, self._state.receive())
 
     def __aiter__(self) -> Self:
         """Iterate over messages until the peer disconnects."""
@@ -209,28 +209,28 @@ class AsyncConnection(ConnectionBase):
 
     async def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None = None) -> None:
         """Write to the peer's memory; see :meth:`rdmacm.Connection.write`."""
-        await _execute(self._core.dispatcher, self._core.write(remote, data, imm))
+        await _execute(self._state.dispatcher, self._state.write(remote, data, imm))
 
     async def read(self, remote: RemoteRegion, into: Buffer | Region | None = None) -> bytes | None:
         """Read the peer's memory; see :meth:`rdmacm.Connection.read`."""
-        return await _execute(self._core.dispatcher, self._core.read(remote, into))
+        return await _execute(self._state.dispatcher, self._state.read(remote, into))
 
     async def compare_swap(self, remote: RemoteRegion, compare: int, swap: int) -> int:
         """Compare and swap a 64-bit number in the peer's memory; see :meth:`rdmacm.Connection.compare_swap`."""
-        routine = self._core.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap)
-        return await _execute(self._core.dispatcher, routine)
+        routine = self._state.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap)
+        return await _execute(self._state.dispatcher, routine)
 
     async def fetch_add(self, remote: RemoteRegion, add: int) -> int:
         """Add to a 64-bit number in the peer's memory; see :meth:`rdmacm.Connection.fetch_add`."""
-        return await _execute(self._core.dispatcher, self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0))
+        return await _execute(self._state.dispatcher, self._state.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0))
 
     async def disconnect(self) -> None:
         """End the connection. Completed sends have arrived; messages received so far can still be read."""
-        self._core.disconnect()
+        self._state.disconnect()
 
     async def close(self) -> None:
         """End the connection and release all its resources, including regions. Never waits."""
-        self._core.release()
+        self._state.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -238,7 +238,7 @@ class AsyncConnection(ConnectionBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._core.release()
+        self._state.release()
 
 
 class AsyncRequest(RequestBase):
@@ -260,11 +260,11 @@ class AsyncListener(ListenerBase):
 
         ENODEV: the device of the listener's address was removed; EBADF: the listener is closed.
         """
-        return AsyncConnection(await _execute(self._core.dispatcher, self._core.accept(private_data)))
+        return AsyncConnection(await _execute(self._state.dispatcher, self._state.accept(private_data)))
 
     async def get_request(self) -> AsyncRequest:
         """Return the next connection request, to accept or reject."""
-        return AsyncRequest(await _execute(self._core.dispatcher, self._core.get_request()))
+        return AsyncRequest(await _execute(self._state.dispatcher, self._state.get_request()))
 
     def __aiter__(self) -> Self:
         return self
@@ -332,7 +332,7 @@ class AsyncServer:
             try:
                 await self._handler(connection)
             except Exception as error:
-                if isinstance(error, CmDisconnectedError) and connection._core.close_reason is not None:
+                if isinstance(error, CmDisconnectedError) and connection._state.close_reason is not None:
                     return  # the client has gone
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "the handler of a connection failed", "exception": error, "connection": connection}
@@ -427,7 +427,7 @@ async def listen(
     dispatcher = _Driver.get(get_provider(provider, hosts))
     try:
         with noting_the_choice(provider, hosts):
-            return AsyncListener(ListenerCore(dispatcher, address, backlog, options))
+            return AsyncListener(ListenerState(dispatcher, address, backlog, options))
     finally:
         dispatcher.release()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rdmacm.proto.core import compiled, description
+from rdmacm.proto.core_choice import compiled, description
 from rdmacm.testing import Fabric
 from support.netns import Host, needs_netns, two_hosts
 from support.scenario import Forker, Spawn, free_port, run_in_processes, run_on_fabric

@@ -10,20 +10,20 @@ import sys
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.proto import core
-from rdmacm.proto.core import _find
-from rdmacm.tools.core import core_line, core_name
+from rdmacm.proto import core_choice
+from rdmacm.proto.core_choice import _find
+from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.main import main
 from support.netns import python_environment
 
-NEEDS_CORE = pytest.mark.skipif(core.compiled is None, reason=f"runs {core.description()}")
+NEEDS_CORE = pytest.mark.skipif(core_choice.compiled is None, reason=f"runs {core_choice.description()}")
 
 
 def without_a_core(monkeypatch: pytest.MonkeyPatch, error: ImportError) -> None:
     def fail(name: str) -> None:
         raise error
 
-    monkeypatch.setattr(core, "import_module", fail)
+    monkeypatch.setattr(core_choice, "import_module", fail)
 
 
 ABSENT = ModuleNotFoundError("No module named 'rdmacm.proto._core'", name="rdmacm.proto._core")
@@ -58,7 +58,7 @@ def test_auto_does_without_a_core_and_c_demands_it(
 def test_the_compiled_core_is_found(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDMACM_CORE", wanted)
     module, _ = _find()
-    assert module is core.compiled
+    assert module is core_choice.compiled
 
 
 def test_unknown_value_is_one_line() -> None:
@@ -79,9 +79,9 @@ def test_unknown_value_is_one_line() -> None:
 def test_description_says_why_python_runs_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(core, "compiled", None)
-    monkeypatch.setattr(core, "name", "python")
-    monkeypatch.setattr(core, "_why", "it is not installed")
+    monkeypatch.setattr(core_choice, "compiled", None)
+    monkeypatch.setattr(core_choice, "name", "python")
+    monkeypatch.setattr(core_choice, "_why", "it is not installed")
     assert core_line("soft") == "software device without the compiled core (it is not installed)\n"
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.endswith(", without the compiled core (it is not installed)\n")

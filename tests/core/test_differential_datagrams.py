@@ -15,7 +15,7 @@ import pytest
 
 from rdmacm.enums import WROpcode
 from rdmacm.proto.constants import MULTICAST_QPN, OWN_QKEY
-from rdmacm.proto.core import compiled, description
+from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
-from rdmacm.proto.core import compiled, description
+from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork

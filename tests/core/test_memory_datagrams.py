@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdmacm.enums import WROpcode
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between
@@ -82,7 +82,7 @@ def test_wrong_types_are_refused() -> None:
     """The glue checks the types of what it is given."""
     assert compiled is not None
     end, flow = engines()[0], flow_between(*WAY)
-    port = compiled.Port(compiled.Lock(), lambda: None, ())
+    port = compiled.Wire(compiled.Lock(), lambda: None, ())
     regions, queue = compiled.Regions(), compiled.CompletionQueue(port, 4)
     sizes = 1, 1, 1, True, True, True
     for call in (
@@ -103,7 +103,7 @@ def test_wrong_types_are_refused() -> None:
     with pytest.raises(AttributeError):
         end.core_pending = 5  # type: ignore[misc]
     datagrams = compiled.Datagrams(port, end, None, None, regions, queue, queue, (-1, -1), sizes)
-    with pytest.raises(ValueError, match="on a port"):
+    with pytest.raises(ValueError, match="on a wire"):
         compiled.Datagrams(port, end, None, None, regions, queue, queue, (-1, -1), sizes)
     for address in (b"123", bytes(17)):
         with pytest.raises(ValueError, match="4 or 16 bytes"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdmacm import CmId, EventChannel
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, RecvWR, ReregMRFlag, SendWR, WCStatus
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="needs the compiled core")

@@ -10,7 +10,7 @@ import pytest
 
 from rdmacm import AddrInfo, CmDisconnectedError, CmTimeoutError, RdmaError, connect
 from rdmacm.address import Gid
-from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.proto.cm.messages import REQ, Path, pack_message
@@ -318,7 +318,7 @@ def test_the_error_of_a_failed_request_keeps_no_object_of_it() -> None:
         connecting.turn()
         fabric.run(seconds=0.001)
     gc.collect()
-    found = [each for each in gc.get_objects() if isinstance(each, ConnectionCore)]
+    found = [each for each in gc.get_objects() if isinstance(each, ConnectionState)]
     assert [core for core in found if core.dispatcher is ends.b_dispatcher] == []
     assert ends.listener.last_error.errno == errno.EINVAL
     connecting.cancel()

@@ -8,7 +8,7 @@ import pytest
 
 import rdmacm
 from rdmacm import CmDisconnectedError, CmEventType, RdmaError
-from rdmacm.endpoint.core import ConnectionCore
+from rdmacm.endpoint.connection_state import ConnectionState
 from rdmacm.endpoint.race import _Attempt
 from support.endpoints import accepting, connected
 
@@ -20,7 +20,7 @@ class Bug(Exception):
 
 
 def test_raising_for_a_completion(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    received = ConnectionCore._received
+    received = ConnectionState._received
     with rdmacm.listen(("127.0.0.1", 0)) as listener:
         ends = []
         for _ in range(2):
@@ -28,14 +28,14 @@ def test_raising_for_a_completion(monkeypatch: pytest.MonkeyPatch, caplog: pytes
                 ends.append(rdmacm.connect(("127.0.0.1", listener.port), timeout=20))
             ends.append(accepted[0])
         active, passive, other_active, other_passive = ends
-        assert passive._core.dispatcher is other_passive._core.dispatcher
+        assert passive._state.dispatcher is other_passive._state.dispatcher
 
-        def raising(self: ConnectionCore, wc: Any) -> None:
-            if self is passive._core and self.close_reason is None:
+        def raising(self: ConnectionState, wc: Any) -> None:
+            if self is passive._state and self.close_reason is None:
                 raise Bug
             received(self, wc)
 
-        monkeypatch.setattr(ConnectionCore, "_received", raising)
+        monkeypatch.setattr(ConnectionState, "_received", raising)
         active.send(b"bad")
         other_active.send(b"good")
         assert other_passive.recv(timeout=20) == b"good"
@@ -43,19 +43,19 @@ def test_raising_for_a_completion(monkeypatch: pytest.MonkeyPatch, caplog: pytes
             passive.recv(timeout=20)
         with pytest.raises(CmDisconnectedError):
             active.recv(timeout=20)
-        assert passive._core.dispatcher.errors.counts == {"endpoint": 1}
+        assert passive._state.dispatcher.errors.counts == {"endpoint": 1}
         assert caplog.records[0].exc_info
         for each in ends:
             each.close()
 
 
 def test_raising_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(self: ConnectionCore, event: Any) -> None:
+    def raising(self: ConnectionState, event: Any) -> None:
         assert event.type is CmEventType.DISCONNECTED
         raise Bug
 
     with connected() as (active, passive):
-        monkeypatch.setattr(ConnectionCore, "handle", raising)
+        monkeypatch.setattr(ConnectionState, "handle", raising)
         active.disconnect()
         with pytest.raises(CmDisconnectedError):
             passive.recv(timeout=20)

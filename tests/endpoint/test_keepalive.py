@@ -12,7 +12,7 @@ import pytest
 
 import rdmacm
 from rdmacm import CmDisconnectedError, CmTimeoutError, IdOption, OptionLevel
-from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.testing import Fabric
 from rdmacm.verbs import QPState, SendWR, WCStatus, WROpcode
 from support.endpoints import Ends, Part, play, receive
@@ -38,7 +38,7 @@ def test_vanished_peer_is_noticed_by_default(side: str) -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     cores = ends.connect()
-    waiting: ConnectionCore = cores[side == "passive"]
+    waiting: ConnectionState = cores[side == "passive"]
     fabric.partition("a", "b")
     began = fabric.now
     with pytest.raises(CmDisconnectedError, match="the peer does not answer"):

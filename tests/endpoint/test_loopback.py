@@ -393,8 +393,8 @@ def test_forked_child_leaves_the_connection_alone() -> None:
         if not child:
             try:
                 # As garbage collection would: close() raises in the child.
-                active._core.release()
-                passive._core.release()
+                active._state.release()
+                passive._state.release()
             finally:
                 os._exit(0)
         os.waitpid(child, 0)

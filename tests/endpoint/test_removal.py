@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.endpoint.core import ConnectionOptions
-from rdmacm.endpoint.listening import ListenerCore
+from rdmacm.endpoint.connection_state import ConnectionOptions
+from rdmacm.endpoint.listening import ListenerState
 from rdmacm.testing import Fabric
 from support.endpoints import Ends, Part, play
 
@@ -18,7 +18,7 @@ def test_removal_of_the_device_ends_a_wait_for_connections(call: str) -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     network = ends.b.network
-    listener = ListenerCore(ends.b_dispatcher, ("10.0.0.2", 7472), 0, ConnectionOptions())
+    listener = ListenerState(ends.b_dispatcher, ("10.0.0.2", 7472), 0, ConnectionOptions())
 
     def wait() -> Part:
         return Part(ends.b_dispatcher, listener.accept(b"") if call == "accept" else listener.get_request())

@@ -14,7 +14,7 @@ from rdmacm import RdmaError
 from rdmacm.address import Gid
 from rdmacm.kernel import nldev
 from rdmacm.kernel import sysfs as sysfs_module
-from rdmacm.kernel.core import preferred_index
+from rdmacm.kernel.id_state import preferred_index
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.ucma import Ucma, abi_version
 from rdmacm.net.types import Interface

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rdmacm
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 
 PROGRAM = Path(__file__).parents[1] / "support" / "interpreters.py"
 REFUSED = (

@@ -89,5 +89,5 @@ class CoreEnd(ABC):
     @property
     def taken(self) -> int:
         """Datagrams that the core has processed."""
-        assert self.wire.core_port is not None
-        return self.wire.core_port.taken
+        assert self.wire.core_wire is not None
+        return self.wire.core_wire.taken

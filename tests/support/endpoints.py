@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from rdmacm import AddrInfo, Connection, Listener, connect, listen
-from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
-from rdmacm.endpoint.listening import ListenerCore
+from rdmacm.endpoint.listening import ListenerState
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.testing import Fabric
 
@@ -135,7 +135,7 @@ class Ends:
         self.b = fabric.host("b", *(addresses or ("10.0.0.2", "fd00::2")))
         self.options = ConnectionOptions(**options)
         self.a_dispatcher, self.b_dispatcher = Dispatcher(self.a.provider), Dispatcher(self.b.provider)
-        self.listener = ListenerCore(self.b_dispatcher, ("", 7471), 0, self.options)
+        self.listener = ListenerState(self.b_dispatcher, ("", 7471), 0, self.options)
 
     def connecting(self, *hosts: str, timeout: float | None = None) -> Part:
         infos = [AddrInfo(family=10 if ":" in host else 2, port_space=0x106, dst_addr=(host, 7471)) for host in hosts]
@@ -144,11 +144,11 @@ class Ends:
     def accepting(self) -> Part:
         return Part(self.b_dispatcher, self.listener.accept(b""))
 
-    def connect(self) -> tuple[ConnectionCore, ConnectionCore]:
+    def connect(self) -> tuple[ConnectionState, ConnectionState]:
         active, passive = play(self.fabric, self.connecting("10.0.0.2"), self.accepting())
         return active, passive
 
-    def close(self, *cores: ConnectionCore) -> None:
+    def close(self, *cores: ConnectionState) -> None:
         for core in cores:
             core.release()
         self.listener.close()
@@ -159,9 +159,9 @@ class Ends:
             assert len(host.provider.host.mux) == 0
 
 
-def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
+def send(core: ConnectionState, data: bytes, timeout: float | None = None) -> Part:
     return Part(core.dispatcher, core.send(data, None), timeout)
 
 
-def receive(core: ConnectionCore, timeout: float | None = None) -> Part:
+def receive(core: ConnectionState, timeout: float | None = None) -> Part:
     return Part(core.dispatcher, core.receive(), timeout)

@@ -19,8 +19,8 @@ PROGRAM = """
 import sys
 try:
     import rdmacm
-    from rdmacm.proto import core
-    lines = [f"core {core.name}", f"found {rdmacm.getaddrinfo('127.0.0.1', '7471')[0].dst_addr[1]}"]
+    from rdmacm.proto import core_choice
+    lines = [f"core {core_choice.name}", f"found {rdmacm.getaddrinfo('127.0.0.1', '7471')[0].dst_addr[1]}"]
     calls = {
         "bind": lambda: rdmacm.CmId().bind_addr(("127.0.0.1", 0)),
         "listen": lambda: rdmacm.listen(("127.0.0.1", 0)),

@@ -40,7 +40,7 @@ def run(count: int) -> dict[str, object]:
             for one, other in ((ours, theirs), (theirs, ours)):
                 one.send(b"message", timeout=PATIENCE)
                 assert other.recv(PATIENCE) == b"message"
-                qp = one._core.cmid.qp
+                qp = one._state.cmid.qp
                 assert qp is not None
                 used[qp.qp_num >> 12] += 1
         slots = list(provider.host.mux.wire.slots)

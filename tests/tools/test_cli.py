@@ -16,7 +16,7 @@ import pytest
 
 import rdmacm
 from rdmacm import AddressFamily, PortSpace, QPType, RaiFlag
-from rdmacm.proto import core
+from rdmacm.proto import core_choice
 from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, two_hosts
@@ -87,7 +87,7 @@ class TestDevices:
             assert found["provider"] == device.provider == "soft"
             assert found["node_type"] == "CA"
             assert found["transport_type"] == "IB"
-            assert found["core"] == core.name
+            assert found["core"] == core_choice.name
             assert found["node_guid"] == device.guid_text
             for each, port in zip(found["ports"], device.ports, strict=True):
                 assert set(each) == {"port_num", "state", "link_layer", "max_mtu", "active_mtu", "gids", "pkeys"}
@@ -126,7 +126,7 @@ class TestDevices:
             ["0", "::ffff:127.0.0.1", "RoCEv2", "127.0.0.1"],
             ["1", "::1", "RoCEv2", "-"],
         ]
-        assert last == f"software devices {core.description()}\n"
+        assert last == f"software devices {core_choice.description()}\n"
         assert [line.split() for line in va_gids.splitlines()] == [
             ["soft_va/1,", "interface", "va"],
             ["INDEX", "GID", "TYPE", "IPV4"],
@@ -613,7 +613,7 @@ class TestUsage:
 
 class TestHelp:
     def test_version_is_printed(self, run: Run) -> None:
-        assert run("--version") == (0, f"rdmacm {rdmacm.__version__}, {core.description()}\n", "")
+        assert run("--version") == (0, f"rdmacm {rdmacm.__version__}, {core_choice.description()}\n", "")
 
     def test_main_help_lists_the_commands(self, run: Run) -> None:
         result = run("--help")

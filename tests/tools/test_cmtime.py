@@ -12,7 +12,7 @@ import pytest
 from rdmacm import CmEventType, CmTimeoutError, RdmaError
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
-from rdmacm.proto import core
+from rdmacm.proto import core_choice
 from rdmacm.tools import cmtime, connection
 from rdmacm.tools.waiting import PeerWait
 from support.servers import Run, Server
@@ -30,7 +30,7 @@ def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
     found = result.json
     keys = {"server", "core", "connections", "mode", "hold", "steps", "seconds", "connections_per_second", "memory"}
     assert set(found) == keys
-    assert found["core"] == core.name
+    assert found["core"] == core_choice.name
     assert (found["connections"], found["mode"], found["hold"], found["memory"]) == (30, mode, False, None)
     assert [step["name"] for step in found["steps"]] == STEPS
     for step in found["steps"]:
@@ -59,7 +59,7 @@ def test_server_runs_until_interrupted(run: Run, address: str) -> None:
         assert [line[:14] for line in lines[1:3]] == ["create id    :", "bind addr    :"]
         assert {len(line) for line in lines[: 2 + len(STEPS)]} == {78}
         assert len(lines) == 1 + len(STEPS) + 1 + 3
-        assert lines[-3] == f"software device {core.description()}"
+        assert lines[-3] == f"software device {core_choice.description()}"
         assert "5 connections to " in lines[-2]
         assert lines[-1].startswith("memory for each of 5 open at once: client ")
         ended = server.end(signal.SIGINT)

@@ -12,7 +12,7 @@ import pytest
 
 from rdmacm import CmId
 from rdmacm.errors import CmRejectedError
-from rdmacm.proto import core
+from rdmacm.proto import core_choice
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.wire.udp_sender import UdpSender
@@ -61,7 +61,7 @@ class TestMeasurements:
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), *argv).json
         assert set(found) == KEYS
         assert (found["mode"], found["kind"], found["size"], found["count"]) == (mode, "latency", 64, 20)
-        assert found["core"] == core.name
+        assert found["core"] == core_choice.name
         times = found["latency_us"]
         assert 0 < times["min"] <= times["p50"] <= times["p99"] <= times["max"]
 
@@ -76,7 +76,7 @@ class TestMeasurements:
         assert [line.split("  ")[0] for line in result.out.splitlines()] == [
             *("latency", "send (half a round trip)", "send (half a round trip)", ""),
             *("bandwidth", "write", "write", "write", "read", "read", "read", ""),
-            f"software device {core.description()}",
+            f"software device {core_choice.description()}",
         ]
 
 

@@ -1,6 +1,6 @@
 """Connections and listeners that need no knowledge of queues: :func:`rdmacm.connect` and :func:`rdmacm.listen`."""
 
-from rdmacm.endpoint.core import Message
+from rdmacm.endpoint.connection_state import Message
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.sync import Connection, Listener, Request, connect, listen
 

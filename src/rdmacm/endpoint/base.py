@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.cmid import CmId
-from rdmacm.endpoint.core import ConnectionCore
-from rdmacm.endpoint.listening import IncomingRequest, ListenerCore
+from rdmacm.endpoint.connection_state import ConnectionState
+from rdmacm.endpoint.listening import IncomingRequest, ListenerState
 from rdmacm.endpoint.memory import Region
 from rdmacm.explanation import Explanation, Step
 from rdmacm.interrupts.protection import finalize
@@ -21,52 +21,52 @@ __all__ = ["ConnectionBase", "ListenerBase", "RequestBase"]
 class ConnectionBase:
     """Properties of a connection, and memory registration."""
 
-    def __init__(self, core: ConnectionCore) -> None:
-        self._core = core
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
 
     @property
     def id(self) -> CmId:
         """The connection's :class:`rdmacm.CmId`, for operations this class does not offer."""
-        return self._core.cmid
+        return self._state.cmid
 
     @property
     def local_addr(self) -> SockAddr | None:
         """The local socket address."""
-        return self._core.cmid.local_addr
+        return self._state.cmid.local_addr
 
     @property
     def peer_addr(self) -> SockAddr | None:
         """The peer's socket address."""
-        return self._core.cmid.peer_addr
+        return self._state.cmid.peer_addr
 
     @property
     def private_data(self) -> bytes:
         """The peer's private data from connect or accept: the whole field of the REQ or REP, padded with zeros."""
-        return self._core.private_data
+        return self._state.private_data
 
     @property
     def max_message(self) -> int:
         """The longest message this side can receive, in bytes."""
-        return self._core.options.max_message
+        return self._state.options.max_message
 
     @property
     def pd(self) -> PD:
         """Its protection domain: the peer can access regions of this domain only."""
-        return self._core.cmid.pd
+        return self._state.cmid.pd
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps of the connection setup, each with its duration in microseconds."""
-        return self._core.steps
+        return self._state.steps
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` has been called."""
-        return self._core.is_released
+        return self._state.is_released
 
     def explain(self) -> Explanation:
         """Explain the choice of device and route: candidates, the rules that decided, and the time of each step."""
-        return self._core.explain()
+        return self._state.explain()
 
     def register(
         self, buffer: Buffer, *, remote_read: bool = False, remote_write: bool = False, remote_atomic: bool = False
@@ -84,16 +84,16 @@ class ConnectionBase:
         ):
             if is_allowed:
                 access |= flag
-        return self._core.register(buffer, access)
+        return self._state.register(buffer, access)
 
     def __del__(self, finalize: Callable[..., None] = finalize) -> None:
-        core = getattr(self, "_core", None)
-        if core is not None and not core.is_released:
-            finalize(self, core.release, unclosed="unclosed connection")
+        state = getattr(self, "_state", None)
+        if state is not None and not state.is_released:
+            finalize(self, state.release, unclosed="unclosed connection")
 
     def __repr__(self) -> str:
         ends = f"{format_address(self.local_addr)} -> {format_address(self.peer_addr)}"
-        state = "closed" if self.closed else "ended" if self._core.close_reason is not None else "established"
+        state = "closed" if self.closed else "ended" if self._state.close_reason is not None else "established"
         return f"<{type(self).__name__} {ends} {state}>"
 
 
@@ -128,8 +128,8 @@ class RequestBase:
 class ListenerBase:
     """Properties of a listener."""
 
-    def __init__(self, core: ListenerCore) -> None:
-        self._core = core
+    def __init__(self, state: ListenerState) -> None:
+        self._state = state
 
     @property
     def id(self) -> CmId:
@@ -137,39 +137,39 @@ class ListenerBase:
 
         Close the listener rather than the id: calls that wait for a connection do not notice that the id is destroyed.
         """
-        return self._core.cmid
+        return self._state.cmid
 
     @property
     def address(self) -> SockAddr | None:
         """The local socket address, with the port that was assigned."""
-        return self._core.cmid.local_addr
+        return self._state.cmid.local_addr
 
     @property
     def port(self) -> int:
         """The port number of :attr:`address`."""
-        return self._core.cmid.src_port
+        return self._state.cmid.src_port
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` has been called."""
-        return self._core.is_closed
+        return self._state.is_closed
 
     @property
     def last_error(self) -> Exception | None:
         """The error of the last request that could not be accepted; ``accept()`` skips such requests."""
-        return self._core.last_error
+        return self._state.last_error
 
     def close(self) -> None:
         """Stop listening. Pending requests are rejected; connections that ``accept`` has not returned are closed.
 
         Closing twice is allowed.
         """
-        self._core.close()
+        self._state.close()
 
     def __del__(self, finalize: Callable[..., None] = finalize) -> None:
-        core = getattr(self, "_core", None)
-        if core is not None and not core.is_closed:
-            finalize(self, core.close, unclosed="unclosed listener")
+        state = getattr(self, "_state", None)
+        if state is not None and not state.is_closed:
+            finalize(self, state.close, unclosed="unclosed listener")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {format_address(self.address)}{' closed' if self.closed else ''}>"

@@ -19,11 +19,11 @@ from typing import TypeAlias
 from rdmacm.address import InetAddr, SockAddr, format_address, lookup_address
 from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 
-__all__ = ["IncomingRequest", "ListenAddress", "ListenerCore", "listening_hosts"]
+__all__ = ["IncomingRequest", "ListenAddress", "ListenerState", "listening_hosts"]
 
 #: What :func:`rdmacm.listen` accepts as an address.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
@@ -36,7 +36,7 @@ _RTU_GRACE = 0.5
 _MAX_HALF_OPEN = 256
 #: Bytes of private data in a REP (InfiniBand Architecture 12.6.8: 196).
 _MAX_ACCEPT_DATA = 196
-#: Returned by :meth:`ListenerCore._take_connection` when requests wait for room.
+#: Returned by :meth:`ListenerState._take_connection` when requests wait for room.
 _FULL = object()
 #: Returned there when a request was answered. The wait goes on at once, after the connections have been served.
 _ANSWERED = object()
@@ -56,40 +56,40 @@ class IncomingRequest:
         #: Whether the request was accepted, rejected or dropped.
         self._is_answered = False
 
-    def start_accept(self, private_data: bytes) -> ConnectionCore:
+    def start_accept(self, private_data: bytes) -> ConnectionState:
         """Send the REP without waiting for the RTU. On failure the id is destroyed and the error raised."""
         self.claim("accept")
         options = replace(self._options, private_data=private_data)
-        core = ConnectionCore(self.dispatcher, self.cmid, options)
-        core.private_data = self.private_data
-        self.cmid.context = core
+        state = ConnectionState(self.dispatcher, self.cmid, options)
+        state.private_data = self.private_data
+        self.cmid.context = state
         try:
-            core.open()
+            state.open()
             self.cmid.accept(options.conn_param())
         except BaseException:
-            core.release()
+            state.release()
             raise
-        return core
+        return state
 
-    def accept(self, private_data: bytes) -> Routine[ConnectionCore]:
+    def accept(self, private_data: bytes) -> Routine[ConnectionState]:
         """Accept, and wait until the connection is established.
 
         Raises EINVAL for an answered request or too much private data, ECONNABORTED when the peer gives up.
         """
         _check_private_data(private_data)
-        core = self.dispatcher.drive_once(lambda: self.start_accept(private_data))
+        state = self.dispatcher.drive_once(lambda: self.start_accept(private_data))
         try:
-            yield Wait(core.lifecycle, lambda: core.is_established or core.close_reason)
-            if not core.is_established:
-                raise cm_error(errno.ECONNABORTED, str(core.close_reason), "accept", core.cmid.peer_addr_text)
+            yield Wait(state.lifecycle, lambda: state.is_established or state.close_reason)
+            if not state.is_established:
+                raise cm_error(errno.ECONNABORTED, str(state.close_reason), "accept", state.cmid.peer_addr_text)
         except Expired as expired:
-            core.release()
+            state.release()
             text = f"the peer did not confirm the connection within {expired.timeout} s"
-            raise CmTimeoutError(errno.ETIMEDOUT, text, "accept", core.cmid.peer_addr_text) from None
+            raise CmTimeoutError(errno.ETIMEDOUT, text, "accept", state.cmid.peer_addr_text) from None
         except BaseException:
-            core.release()
+            state.release()
             raise
-        return core
+        return state
 
     def reject(self, private_data: bytes) -> None:
         """Send a REJ and destroy the id."""
@@ -112,7 +112,7 @@ class IncomingRequest:
             self.cmid.destroy()
 
 
-class ListenerCore(Observable):
+class ListenerState(Observable):
     """The state of a listener. Changes when a request arrives, a connection is ready or the listener ends.
 
     Methods must be called with the provider's lock held. Routines take it themselves.
@@ -134,9 +134,9 @@ class ListenerCore(Observable):
         #: The next request to answer. The others are in the backlog of the listening id, where they cost little.
         self._request: IncomingRequest | None = None
         #: Connections that wait for the RTU, oldest first, with the time of their REP (seconds, dispatcher's clock).
-        self._half_open: dict[ConnectionCore, float] = {}
+        self._half_open: dict[ConnectionState, float] = {}
         #: Established connections that no call of ``accept`` has returned.
-        self._ready: deque[ConnectionCore] = deque()
+        self._ready: deque[ConnectionState] = deque()
         #: The listening id.
         self.cmid = _create_bound_id(dispatcher, address)
         try:
@@ -186,7 +186,7 @@ class ListenerCore(Observable):
 
     # -- connections ----------------------------------------------------------------------------------
 
-    def accept(self, private_data: bytes) -> Routine[ConnectionCore]:
+    def accept(self, private_data: bytes) -> Routine[ConnectionState]:
         """Accept requests, and return the next connection that is established."""
         _check_private_data(private_data)
         is_full = False
@@ -195,13 +195,13 @@ class ListenerCore(Observable):
                 # When half-open connections exhaust the limit, room comes with time alone: no event ends the wait.
                 until = self.dispatcher.clock() + _RTU_GRACE if is_full else None
                 found = yield Wait(self, partial(self._take_connection, private_data, is_full), until)
-                if isinstance(found, ConnectionCore):
+                if isinstance(found, ConnectionState):
                     return found
                 is_full = found is _FULL
         except Expired as expired:
             raise _timeout_error(expired, "accept") from None
 
-    def _take_connection(self, private_data: bytes, was_full: bool) -> ConnectionCore | object | None:
+    def _take_connection(self, private_data: bytes, was_full: bool) -> ConnectionState | object | None:
         """Return an established connection, or None to wait.
 
         Or _ANSWERED after a request was answered, as there may be another; or, once, _FULL when requests wait for room.
@@ -217,12 +217,12 @@ class ListenerCore(Observable):
         incoming = self._next_request()
         assert incoming is not None
         try:
-            core = incoming.start_accept(private_data)
+            state = incoming.start_accept(private_data)
         except RdmaError as error:  # the peer gave up, or asked for something impossible; serve the others
             self.last_error = _without_frames(error)
             return _ANSWERED
-        core.lifecycle.wakers.append(partial(self._lifecycle_changed, core))
-        self._half_open[core] = self.dispatcher.clock()
+        state.lifecycle.wakers.append(partial(self._lifecycle_changed, state))
+        self._half_open[state] = self.dispatcher.clock()
         if len(self._half_open) > _MAX_HALF_OPEN:
             oldest = next(iter(self._half_open))
             del self._half_open[oldest]
@@ -237,16 +237,16 @@ class ListenerCore(Observable):
             busy += 1
         return busy < _MAX_IN_PROGRESS
 
-    def _lifecycle_changed(self, core: ConnectionCore) -> None:
+    def _lifecycle_changed(self, state: ConnectionState) -> None:
         """Process a half-open connection that was established or has failed."""
-        if core not in self._half_open:
+        if state not in self._half_open:
             return
-        del self._half_open[core]
-        core.lifecycle.wakers.clear()
-        if core.is_established:
-            self._ready.append(core)
+        del self._half_open[state]
+        state.lifecycle.wakers.clear()
+        if state.is_established:
+            self._ready.append(state)
         else:
-            core.release()
+            state.release()
         self.changed()
 
     def close(self) -> None:
@@ -254,9 +254,9 @@ class ListenerCore(Observable):
         if self.dispatcher.drive_once(self._begin_close):
             if self._request is not None:
                 self._request.drop()
-            for core in (*self._half_open, *self._ready):
-                core.lifecycle.wakers.clear()
-                core.release()
+            for state in (*self._half_open, *self._ready):
+                state.lifecycle.wakers.clear()
+                state.release()
             self._request = None
             self._half_open.clear()
             self._ready.clear()

@@ -18,7 +18,7 @@ from rdmacm.address import InetAddr, SockAddr, SockAddrIB, format_address, parse
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import AddressFamily, CmEventType, IbOption, OptionLevel, PortSpace, RaiFlag
-from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmRefusedError, CmRejectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Step
@@ -50,7 +50,7 @@ _FAILURES = frozenset(
 
 def connect_routine(
     dispatcher: Dispatcher, address: Target, options: ConnectionOptions, source: SockAddr | None, family: int
-) -> Routine[ConnectionCore]:
+) -> Routine[ConnectionState]:
     """Connect. Arguments and errors are those of :func:`rdmacm.connect`."""
     infos, name_step = yield from _look_up(dispatcher, address, family)
     race = _Race(dispatcher, infos, options, source)
@@ -114,12 +114,12 @@ class _Race(Observable):
         """Whether an attempt has won, or all have failed."""
         return self._winner is not None or all(attempt.error is not None for attempt in self._attempts)
 
-    def result(self, name_step: tuple[Step, ...]) -> ConnectionCore:
+    def result(self, name_step: tuple[Step, ...]) -> ConnectionState:
         """Return the connection, or raise the most informative error with a note about each attempt."""
         if self._winner is not None:
-            core = self._winner.take()
-            core.steps = (*name_step, *core.steps)
-            return core
+            state = self._winner.take()
+            state.steps = (*name_step, *state.steps)
+            return state
         errors = [attempt.error for attempt in self._attempts if attempt.error is not None]
         if len(errors) == 1:
             raise errors[0]
@@ -180,7 +180,7 @@ class _Attempt:
         #: The id, until the attempt fails or :meth:`take` returns its connection.
         self._cmid: CmId | None = None
         #: The connection, once the route is resolved.
-        self._core: ConnectionCore | None = None
+        self._state: ConnectionState | None = None
         #: Whether the attempt was started again after a REJ with the reason "stale connection"; once is enough.
         self._was_stale = False
 
@@ -244,17 +244,17 @@ class _Attempt:
 
     def _connect(self, cmid: CmId) -> None:
         self.step = "connect"
-        self._core = ConnectionCore(self._dispatcher, cmid, self._options)
-        self._core.open()
+        self._state = ConnectionState(self._dispatcher, cmid, self._options)
+        self._state.open()
         param = self._options.conn_param()
         cmid.connect(replace(param, private_data=self._info.connect + param.private_data))
 
     def _established(self, cmid: CmId, event: CmEvent) -> None:
-        core = self._core
-        assert core is not None
-        core.private_data = event.private_data
-        core.established("connect")
-        cmid.context = core
+        state = self._state
+        assert state is not None
+        state.private_data = event.private_data
+        state.established("connect")
+        cmid.context = state
         self._race.won(self)
 
     def end(self, reason: str) -> None:
@@ -266,18 +266,18 @@ class _Attempt:
         self.error = error
         self.close()
 
-    def take(self) -> ConnectionCore:
+    def take(self) -> ConnectionState:
         """Return the connection, which the caller owns from now on."""
-        core, self._core, self._cmid = self._core, None, None
-        assert core is not None
-        return core
+        state, self._state, self._cmid = self._state, None, None
+        assert state is not None
+        return state
 
     def close(self) -> None:
         """Destroy the id and its queue pair."""
-        core, cmid = self._core, self._cmid
-        self._core = self._cmid = None
-        if core is not None:
-            core.release()
+        state, cmid = self._state, self._cmid
+        self._state = self._cmid = None
+        if state is not None:
+            state.release()
         elif cmid is not None:
             cmid.destroy()
 

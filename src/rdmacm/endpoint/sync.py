@@ -9,9 +9,9 @@ from typing import Self, TypeVar
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
-from rdmacm.endpoint.core import ConnectionOptions, Message
+from rdmacm.endpoint.connection_state import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Routine, run
-from rdmacm.endpoint.listening import ListenerCore, listening_hosts
+from rdmacm.endpoint.listening import ListenerState, listening_hosts
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine, hosts_of
 from rdmacm.errors import CmDisconnectedError, RdmaError
@@ -45,7 +45,7 @@ class Connection(ConnectionBase):
     """
 
     def _run(self, routine: Routine[T], timeout: float | None) -> T:
-        return run(self._core.dispatcher, routine, timeout)
+        return run(self._state.dispatcher, routine, timeout)
 
     def send(self, data: Buffer | Region, imm: int | None = None, *, timeout: float | None = None) -> None:
         """Send a message and wait until the peer's device has acknowledged it.
@@ -53,18 +53,18 @@ class Connection(ConnectionBase):
         ``imm``: 32-bit immediate data to send with it. A message longer than the peer's ``max_message`` ends the
         connection on both sides.
         """
-        self._run(self._core.send(data, imm), timeout)
+        self._run(self._state.send(data, imm), timeout)
 
     def recv(self, timeout: float | None = None) -> bytes:
         """Return the next message.
 
         Messages that arrived before the peer disconnected are delivered first; then CmDisconnectedError is raised.
         """
-        return self._run(self._core.receive(), timeout).data
+        return self._run(self._state.receive(), timeout).data
 
     def recv_message(self, timeout: float | None = None) -> Message:
         """As :meth:`recv`, with the immediate data. A ``write`` with immediate data arrives here with no bytes."""
-        return self._run(self._core.receive(), timeout)
+        return self._run(self._state.receive(), timeout)
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over messages until the peer disconnects."""
@@ -83,7 +83,7 @@ class Connection(ConnectionBase):
         The peer's program is not involved. With ``imm``, 32-bit immediate data, the peer receives a message for it.
         Raises ValueError when ``data`` is longer than ``remote``.
         """
-        self._run(self._core.write(remote, data, imm), timeout)
+        self._run(self._state.write(remote, data, imm), timeout)
 
     def read(
         self, remote: RemoteRegion, into: Buffer | Region | None = None, *, timeout: float | None = None
@@ -93,29 +93,29 @@ class Connection(ConnectionBase):
         With ``into``, a writable buffer or a region, the bytes are stored there and None is returned. Raises ValueError
         when ``remote`` is longer than ``into``.
         """
-        return self._run(self._core.read(remote, into), timeout)
+        return self._run(self._state.read(remote, into), timeout)
 
     def compare_swap(self, remote: RemoteRegion, compare: int, swap: int, *, timeout: float | None = None) -> int:
         """Replace a 64-bit number in the peer's memory by ``swap`` if it equals ``compare``; return its previous value.
 
         The number is in the peer's byte order, at an address divisible by 8; otherwise ValueError is raised.
         """
-        return self._run(self._core.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap), timeout)
+        return self._run(self._state.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap), timeout)
 
     def fetch_add(self, remote: RemoteRegion, add: int, *, timeout: float | None = None) -> int:
         """Add to a 64-bit number in the peer's memory, modulo 2**64; return its previous value.
 
         Address and byte order are as for :meth:`compare_swap`.
         """
-        return self._run(self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0), timeout)
+        return self._run(self._state.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0), timeout)
 
     def disconnect(self) -> None:
         """End the connection. Completed sends have arrived; messages received so far can still be read."""
-        self._core.disconnect()
+        self._state.disconnect()
 
     def close(self) -> None:
         """End the connection and release all its resources, including regions. Closing twice is allowed."""
-        self._core.release()
+        self._state.release()
 
     def __enter__(self) -> Self:
         return self
@@ -148,11 +148,11 @@ class Listener(ListenerBase):
         ``private_data``: up to 196 bytes for the peer. Requests are answered only during a call of this method. A peer
         that does not confirm its connection does not delay others.
         """
-        return Connection(run(self._core.dispatcher, self._core.accept(private_data), timeout))
+        return Connection(run(self._state.dispatcher, self._state.accept(private_data), timeout))
 
     def get_request(self, timeout: float | None = None) -> Request:
         """Return the next connection request, to accept or reject; raises CmTimeoutError after ``timeout`` seconds."""
-        return Request(run(self._core.dispatcher, self._core.get_request(), timeout))
+        return Request(run(self._state.dispatcher, self._state.get_request(), timeout))
 
     def __iter__(self) -> Iterator[Connection]:
         while True:
@@ -248,6 +248,6 @@ def listen(
     dispatcher = Dispatcher(get_provider(provider, hosts))
     try:
         with noting_the_choice(provider, hosts):
-            return Listener(ListenerCore(dispatcher, address, backlog, options))
+            return Listener(ListenerState(dispatcher, address, backlog, options))
     finally:
         dispatcher.release()

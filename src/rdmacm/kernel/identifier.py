@@ -22,9 +22,9 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
-from rdmacm.kernel.core import IdCore
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
+from rdmacm.kernel.id_state import IdState
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
 from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
 from rdmacm.proto.sa import PATH_FLAGS, PathData
@@ -90,7 +90,7 @@ def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: in
     return made
 
 
-class KernelId(IdCore):
+class KernelId(IdState):
     """See the module."""
 
     __slots__ = ("_joins", "is_passive")

@@ -86,7 +86,7 @@ from rdmacm.progress.containment import InternalErrors
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 
 __all__ = ["Driver", "Runtime"]
 

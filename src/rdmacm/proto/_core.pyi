@@ -38,13 +38,13 @@ class Lock:
 
 #: The completions of a queue, oldest first. The runtime's lock guards them; poll() takes it.
 class CompletionQueue:
-    #: Whether the port reports what it adds (Port.take_added()).
+    #: Whether the wire reports what it adds (Wire.take_added()).
     watched: bool
     #: Whether a wait has ended with these completions.
     waited: bool
-    #: What Port.take_added() returns for it.
+    #: What Wire.take_added() returns for it.
     owner: Any
-    def __init__(self, port: Port | None, limit: int) -> None: ...
+    def __init__(self, wire: Wire | None, limit: int) -> None: ...
     def __len__(self) -> int: ...
     def add(self, found: list[WC]) -> int: ...
     def resize(self, limit: int) -> int: ...
@@ -54,7 +54,7 @@ class CompletionQueue:
     def drop(self, qp_num: int) -> None: ...
 
 #: The sockets of a wire. The lock is held for every call.
-class Port:
+class Wire:
     #: False: every packet is Python's.
     is_enabled: bool
     #: Whether Python processes packets now: no others are read meanwhile.
@@ -107,7 +107,7 @@ class Port:
     def take_events(self) -> list[tuple[Any, int, float | None, list[tuple[str, str, int]]]]: ...
     def take_added(self) -> list[tuple[Any, bool, bool]]: ...
 
-#: A queue pair of a port: rdmacm.verbs.backend.WorkTaker.
+#: A queue pair of a wire: rdmacm.verbs.backend.WorkTaker.
 @type_check_only
 class _QueuePair:
     def post_send(self, wr: Any) -> Any: ...
@@ -133,7 +133,7 @@ class _QueuePair:
 class Connection(_QueuePair):
     def __init__(
         self,
-        port: Port,
+        wire: Wire,
         engine: Any,
         qp: object,
         send_queue: Any,
@@ -154,7 +154,7 @@ class Connection(_QueuePair):
 class Route:
     def __init__(
         self,
-        port: Port,
+        wire: Wire,
         owner: object,
         base: int,
         remote: bytes,
@@ -169,7 +169,7 @@ class Route:
 class Datagrams(_QueuePair):
     def __init__(
         self,
-        port: Port,
+        wire: Wire,
         engine: Any,
         qp: object,
         pd: object,

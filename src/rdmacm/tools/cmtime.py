@@ -24,7 +24,7 @@ from rdmacm.tools.arguments import (
     integer_between,
 )
 from rdmacm.tools.connection import find_server
-from rdmacm.tools.core import core_line, core_name
+from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
 from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, bold, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, bind, own_host

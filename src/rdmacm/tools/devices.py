@@ -12,7 +12,7 @@ from rdmacm.diagnosis.explain import devices
 from rdmacm.errors import RdmaError
 from rdmacm.provider.choice import choose
 from rdmacm.tools.arguments import add_provider
-from rdmacm.tools.core import core_line, core_name
+from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.output import (
     COLOR_VARIABLE,
     CORE_VARIABLE,

@@ -105,9 +105,9 @@ def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
     parser.add_argument("--version", action="store_true", help="Show the version, and which core runs.")
     if parser.parse_args([*own, *command]).version:
         from rdmacm import __version__
-        from rdmacm.proto import core
+        from rdmacm.proto import core_choice
 
-        write(f"rdmacm {__version__}, {core.description()}\n")
+        write(f"rdmacm {__version__}, {core_choice.description()}\n")
         return None
     if not command:
         parser.error("no command is given")

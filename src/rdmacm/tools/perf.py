@@ -28,7 +28,7 @@ from rdmacm.tools.arguments import (
     seconds_between,
 )
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
-from rdmacm.tools.core import core_line, core_name
+from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
 from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write, write_json
 from rdmacm.tools.perf_plan import (

@@ -37,7 +37,7 @@ from rdmacm.proto.constants import (
     RESIDUE,
     SOLICITED_EVENT,
 )
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT, GRH
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.progress.runtime import Runtime
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.verbs.enums import WC, EventType, WCStatus
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class SoftCQ:
         if compiled is None or not runtime.is_real_time:
             self.queue = _Completions(cqe)
         else:
-            self.queue = compiled.CompletionQueue(mux.port, cqe)
+            self.queue = compiled.CompletionQueue(mux.core_wire, cqe)
             self.queue.owner = self
         #: 0, or how the queue is armed.
         self._armed = 0

@@ -17,7 +17,7 @@ from rdmacm.address import is_link_local, is_multicast
 from rdmacm.enums import QPState
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.constants import PSN_MASK
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.plainints import QP_QKEY, QP_STATE
 from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdmacm.address import Gid
-    from rdmacm.proto._core import Datagrams, Port, Route
+    from rdmacm.proto._core import Datagrams, Route
+    from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.work import RecvWork
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
@@ -215,8 +216,8 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     self._complete(engine.completed)
                 if engine.has_pending:
                     mux.send_now(self, mux.runtime.clock())
-            if self.core is None and mux.port is not None:
-                self._join_core(mux.port)
+            if self.core is None and mux.core_wire is not None:
+                self._join_core(mux.core_wire)
 
     def _check_send(self, wr: SendWR) -> None:
         self._datagram(wr, self._engine or self._start_engine())
@@ -249,11 +250,11 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         path = WirePath(local, remote, ifindex if is_link_local(remote) or is_multicast(remote) else 0)
         route = self._mux.route(path, gr.traffic_class, gr.hop_limit if gr.hop_limit > 1 else 0)
         found = self._routes[ah] = route, icrc_between(local, remote, route.source_port)
-        port = self._mux.port
-        if port is not None and isinstance(ah, AH) and not is_multicast(remote):
+        core_wire = self._mux.core_wire
+        if core_wire is not None and isinstance(ah, AH) and not is_multicast(remote):
             assert isinstance(route, UdpRoute)
             if route.core is None:
-                route.core = self._core_route(port, route, found)
+                route.core = self._core_route(core_wire, route, found)
             ah.core_route = route.core
         return found
 
@@ -282,9 +283,9 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             self._mux.dropped["address"] += 1
         else:
             self._take(data, segment, flow)
-            if self._mux.port is not None:
+            if self._mux.core_wire is not None:
                 if self.core is None:
-                    self._join_core(self._mux.port)
+                    self._join_core(self._mux.core_wire)
                 if self.core is not None:
                     self.core.add_address(destination, _scope_of(source, destination))
 
@@ -331,28 +332,28 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
 
     # -- the compiled core ----------------------------------------------------------------------------
 
-    def _core_route(self, port: Port, route: UdpRoute, owner: tuple[WireRoute, Icrc]) -> Route:
+    def _core_route(self, core_wire: CoreWire, route: UdpRoute, owner: tuple[WireRoute, Icrc]) -> Route:
         """A route as the compiled core has it."""
         assert compiled is not None
         path, train = route.path, 0 if route.no_trains else self._mux.train
         made: Route = compiled.Route(
-            *(port, owner, owner[1].base, path.remote, route.address[1], path.scope_id, [*route.control], train)
+            *(core_wire, owner, owner[1].base, path.remote, route.address[1], path.scope_id, [*route.control], train)
         )
         return made
 
-    def _join_core(self, port: Port) -> None:
+    def _join_core(self, core_wire: CoreWire) -> None:
         """Let the compiled core do SENDs of at most one element, from its sockets to the completion queues."""
         engine, wire, regions = self._engine, self._mux.wire, self._table.core_regions
-        if self.state is not _RTS or self._srq is not None or not (port.is_enabled and self._mux.opened):
+        if self.state is not _RTS or self._srq is not None or not (core_wire.is_enabled and self._mux.opened):
             return
         if engine is None or engine.has_pending or regions is None:
             return
         assert isinstance(wire, UdpWire)
         self.core = compiled.Datagrams(  # type: ignore[union-attr]
-            *(port, engine, self, self._pd, regions, self._send_cq.queue, self._recv_cq.queue, wire.own_filenos()),
+            *(core_wire, engine, self, self._pd, regions, self._send_cq.queue, self._recv_cq.queue, wire.own_filenos()),
             self._core_limits(),
         )
-        self._serve(port)
+        self._serve(core_wire)
 
     def _leave_core(self) -> None:
         engine = self._engine

@@ -189,7 +189,7 @@ class SoftDevice:
     def query_counters(self) -> dict[str, int]:
         """See :meth:`rdmacm.verbs.backend.DeviceBackend.query_counters`."""
         with self._runtime.lock:
-            self._mux.see_port()
+            self._mux.see_core_wire()
             return hw_counters(self._engine_counters, self._link_downed)
 
     def identify(self, device: Device) -> None:

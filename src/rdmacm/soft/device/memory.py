@@ -14,7 +14,7 @@ import random
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.plainints import (
     ACCESS_FLUSH_PERSISTENT,

@@ -36,7 +36,7 @@ from rdmacm.proto.constants import (
     SHORTEST_PACKET,
     TURN,
 )
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.timerheap import LazyTimerHeap
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
-    from rdmacm.proto._core import Lock, Port
+    from rdmacm.proto._core import Lock
+    from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory
 
 __all__ = ["MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
@@ -69,7 +70,7 @@ _LEAST_SWEEP = 256
 #: Routes to peers that are kept.
 _MAX_ROUTES = 256
 
-#: What the compiled core counts beside errnos (``Port.take_counts``).
+#: What the compiled core counts beside errnos (``Wire.take_counts``).
 _COUNTS = {COUNT_NO_ROOM: "no_room", COUNT_TRAINS_CUT: "trains_cut"}
 
 _WORD = struct.Struct("!I")
@@ -99,10 +100,10 @@ class QPMultiplexer:
         #: How many bytes of packets a train may have, 0 if trains cannot be sent.
         self.train = 0
         #: The wire's sockets as the compiled core reads them; None without it, and for other wires.
-        self.port: Port | None = None
+        self.core_wire: CoreWire | None = None
         if compiled is not None and runtime.is_real_time and isinstance(wire, UdpWire):
             lock = cast("Lock", runtime.lock)
-            self.port = wire.core_port = compiled.Port(lock, self.see_port, runtime.waiters.polling)
+            self.core_wire = wire.core_wire = compiled.Wire(lock, self.see_core_wire, runtime.waiters.polling)
         self._may_defer_acks = False
         self._deferrals = 0
         #: The queue pairs that have an ACK to send, and nothing else. It may wait for a moment.
@@ -136,30 +137,34 @@ class QPMultiplexer:
     @may_defer_acks.setter
     def may_defer_acks(self, may: bool) -> None:
         self._may_defer_acks = may
-        if self.port is not None:
-            self.port.may_defer_acks = may
+        if self.core_wire is not None:
+            self.core_wire.may_defer_acks = may
 
     @property
     def deferrals(self) -> int:
         """How often an ACK was deferred, or would have been if it were allowed."""
-        return self._deferrals if self.port is None else self._deferrals + self.port.deferrals
+        return self._deferrals if self.core_wire is None else self._deferrals + self.core_wire.deferrals
 
     @property
     def progress_count(self) -> int:
         """Counts the calls that have made progress."""
-        return self.runtime.progress_count if self.port is None else self.runtime.progress_count + self.port.calls
+        return (
+            self.runtime.progress_count
+            if self.core_wire is None
+            else self.runtime.progress_count + self.core_wire.calls
+        )
 
     def progress_in_background(self) -> None:
         """Make the runtime's progress for the helper thread. The core's thread goes on serving peers meanwhile."""
-        port = self.port
-        if port is None:
+        core_wire = self.core_wire
+        if core_wire is None:
             self.runtime.progress()
             return
-        port.is_background = True
+        core_wire.is_background = True
         try:
             self.runtime.progress()
         finally:
-            port.is_background = False
+            core_wire.is_background = False
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -186,9 +191,9 @@ class QPMultiplexer:
         with self.runtime.lock:
             self.acknowledge()
             self.opened = False
-            if self.port is not None:
-                self.port.acknowledge()
-                self.port.close()
+            if self.core_wire is not None:
+                self.core_wire.acknowledge()
+                self.core_wire.close()
             self.gsi.close()
             self.groups.clear()
             self._send_queue.clear()
@@ -203,8 +208,8 @@ class QPMultiplexer:
     def abandon(self) -> None:
         """In a child of fork(2): let go of what is the parent's."""
         self.opened = False
-        if self.port is not None:
-            self.port.abandon()
+        if self.core_wire is not None:
+            self.core_wire.abandon()
         self.pending_acks.clear()
         self._qps.clear()
         self.gsi.close()
@@ -217,7 +222,7 @@ class QPMultiplexer:
 
     def background_filenos(self, fds: Sequence[int]) -> Sequence[int]:
         """Of the provider's descriptors those for a background thread: without what the core's thread serves."""
-        if self.port is None or not self.port.is_served or not isinstance(self.wire, UdpWire):
+        if self.core_wire is None or not self.core_wire.is_served or not isinstance(self.wire, UdpWire):
             return fds
         mine = self.wire.filenos()
         return *(fd for fd in fds if fd not in mine), *self.wire.background_filenos()
@@ -246,8 +251,8 @@ class QPMultiplexer:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
-        if self.port is not None:
-            self.port.accept(qpn, ACCEPTS_ANY)
+        if self.core_wire is not None:
+            self.core_wire.accept(qpn, ACCEPTS_ANY)
 
     def queue_pairs(self) -> list[MultiplexedQP]:
         """The queue pairs of all devices."""
@@ -278,8 +283,8 @@ class QPMultiplexer:
             return
         self.count_strays()
         del self._qps[qpn]
-        if self.port is not None:
-            self.port.forget(qpn)
+        if self.core_wire is not None:
+            self.core_wire.forget(qpn)
         self._freed.add(qpn)
         if self._send_queue:
             self._send_queue.pop(qp, None)
@@ -339,21 +344,21 @@ class QPMultiplexer:
                 self._is_receiving = False
 
     def _progress(self, result_queue: Sized, skip_poll: bool, now: float | None) -> bool:
-        port = self.port
+        core_wire = self.core_wire
         if self.pending_acks:
             self.acknowledge()
         taken = 0
-        if port is not None:
-            taken = port.begin_turn()
+        if core_wire is not None:
+            taken = core_wire.begin_turn()
         try:
             found = self.wire.receive(skip_poll)
         except Exception as error:
             self.runtime.errors.report("wire", "some packets are lost", error)
             found = ()
         is_busy = False
-        if port is not None:
-            is_busy = port.end_turn(result_queue, taken)
-            self.see_port()
+        if core_wire is not None:
+            is_busy = core_wire.end_turn(result_queue, taken)
+            self.see_core_wire()
         timers, send_queue = self._timers, self._send_queue
         if not found and not timers and not send_queue:
             return is_busy
@@ -374,10 +379,10 @@ class QPMultiplexer:
 
     def _dispatch(self, found: Sequence[Received], now: float) -> None:
         """Deliver what was received, each packet to its queue pair."""
-        qps, port = self._qps, self.port
+        qps, core_wire = self._qps, self.core_wire
         self._is_processing = True
-        if port is not None:
-            port.is_processing = True
+        if core_wire is not None:
+            core_wire.is_processing = True
         try:
             for data, segment, source, destination in found:
                 if not segment and len(data) >= SHORTEST_PACKET:
@@ -396,62 +401,62 @@ class QPMultiplexer:
                     self.acknowledge()  # the sender of a train has more, and its window must not close
         finally:
             self._is_processing = False
-            if port is not None:
-                port.is_processing = False
-                port.end_arrivals()
+            if core_wire is not None:
+                core_wire.is_processing = False
+                core_wire.end_arrivals()
 
     def _call_timers_and_send(self, now: float) -> None:
-        port = self.port
+        core_wire = self.core_wire
         self._is_processing = True
-        if port is not None:
-            port.is_processing = True
+        if core_wire is not None:
+            core_wire.is_processing = True
         try:
             self._call_timers(now)
             self._take_turns(now)
         finally:
             self._is_processing = False
-            if port is not None:
-                port.is_processing = False
+            if core_wire is not None:
+                core_wire.is_processing = False
         self._request_call()
 
-    def see_port(self) -> None:
+    def see_core_wire(self) -> None:
         """Do what the compiled core leaves to Python."""
-        port = self.port
-        if port is None:
+        core_wire = self.core_wire
+        if core_wire is None:
             return
         if self.runtime.waiters.polling:
             self.runtime.waiters.wake()
-        if port.has_work:
-            self._take_work(port)
+        if core_wire.has_work:
+            self._take_work(core_wire)
         if not self._is_processing:
-            if not self._is_receiving and port.has_arrivals:
+            if not self._is_receiving and core_wire.has_arrivals:
                 self.progress()
             if self._send_queue:
                 self._take_turns(self.runtime.clock())
-            if self._send_queue or port.has_more:
+            if self._send_queue or core_wire.has_more:
                 self._request_call()
 
-    def _take_work(self, port: Port) -> None:
+    def _take_work(self, core_wire: CoreWire) -> None:
         """Take what the compiled core has counted, and the events of its queue pairs and completion queues."""
         self.count_strays()
-        for reason, count in port.take_counts():
+        for reason, count in core_wire.take_counts():
             if reason == COUNT_DROPPED:
                 self.dropped["packet"] += count
             else:
                 self.wire.counters[_COUNTS.get(reason) or errno_name(reason)] += count
-        for qp, events, deadline, counts in port.take_events():
+        for qp, events, deadline, counts in core_wire.take_events():
             if counts:
                 qp.count(counts)
             if deadline is not None:
                 self.schedule(qp, deadline)
             if events & EVENT_TURN:
                 self.ready(qp)
-        for cq, solicited, overrun in port.take_added():
+        for cq, solicited, overrun in core_wire.take_added():
             cq.added(solicited, overrun)
 
     def count_strays(self) -> None:
         """Count what the compiled core has dropped: no thread looks at once because of that."""
-        strays = self.port.take_strays() if self.port is not None else None
+        strays = self.core_wire.take_strays() if self.core_wire is not None else None
         if strays is None:
             return
         for is_of_wire, reason, count in strays[0]:
@@ -504,8 +509,8 @@ class QPMultiplexer:
 
     def acknowledge(self) -> None:
         """Send the ACKs that were deferred."""
-        if self.port is not None:
-            self.port.acknowledge()
+        if self.core_wire is not None:
+            self.core_wire.acknowledge()
         pending = self.pending_acks
         if pending:
             now = self.runtime.clock()
@@ -562,7 +567,7 @@ class QPMultiplexer:
 
     def _request_call(self) -> None:
         """Request a call in time for the next turn or timer."""
-        if self._send_queue or (self.port is not None and self.port.has_more):
+        if self._send_queue or (self.core_wire is not None and self.core_wire.has_more):
             when = self.runtime.clock()
         elif self._timers:
             when = self._timers.earliest

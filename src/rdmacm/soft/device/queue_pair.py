@@ -18,7 +18,7 @@ from rdmacm.address import is_link_local
 from rdmacm.enums import AccessFlag, QPState
 from rdmacm.errors import cm_error
 from rdmacm.proto.constants import ACCEPTS_NONE, ACCEPTS_PEER
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
 from rdmacm.proto.plainints import (
     QP_ACCESS_FLAGS,
@@ -42,7 +42,8 @@ from rdmacm.verbs.enums import EventType
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.proto._core import Connection, Port
+    from rdmacm.proto._core import Connection
+    from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
@@ -78,7 +79,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
         self._mux.attach(self)
-        self._tell_port()
+        self._tell_core_wire()
 
     def _enter_reset(self) -> None:
         super()._enter_reset()
@@ -121,7 +122,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             if engine is not None:
                 self._change_engine(engine, bits, kept)
             self.state = state
-            self._tell_port()
+            self._tell_core_wire()
             if state is not before:
                 if log.enabled:
                     self._log_change(before, "modify_qp")
@@ -158,7 +159,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             if log.enabled:
                 self._log_change(self.state, "its id", state)
             self.state = state
-            self._tell_port()
+            self._tell_core_wire()
             if self._engine is not None and state is _RTS:
                 self._engine.ready_to_receive(rtr_attributes(attr))
                 self._engine.ready_to_send(rts_attributes(attr))
@@ -352,13 +353,13 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._mux.defer_ack(self)
         else:
             self._mux.ready(self)
-        if self.core is None and self._established and self._mux.port is not None:
-            self._join_core(self._mux.port, engine)
+        if self.core is None and self._established and self._mux.core_wire is not None:
+            self._join_core(self._mux.core_wire, engine)
 
-    def _join_core(self, port: Port, engine: QPEngine) -> None:
+    def _join_core(self, core_wire: CoreWire, engine: QPEngine) -> None:
         """Let the compiled core do SENDs, WRITEs and READs, from its sockets to the completion queues."""
         route, source, wire = self._route, self._source, self._mux.wire
-        if not getattr(engine, "usual", False) or self.state is not _RTS or source is None or not port.is_enabled:
+        if not getattr(engine, "usual", False) or self.state is not _RTS or source is None or not core_wire.is_enabled:
             return
         assert isinstance(wire, UdpWire)
         assert isinstance(route, UdpRoute)
@@ -369,23 +370,23 @@ class SoftQP(WorkQueues["QPEngine"]):
         remote = inet_pton(family, source[0].partition("%")[0]), source[1], source[3] if len(source) == 4 else 0
         train = 0 if route.no_trains else self._mux.train
         self.core = compiled.Connection(  # type: ignore[union-attr]
-            *(port, engine, self, self._send_cq.queue, self._recv_cq.queue),
+            *(core_wire, engine, self, self._send_cq.queue, self._recv_cq.queue),
             (*remote, self._destination),
             (fd, wire.port, route.path.scope_id, [*route.control], train),
             self._core_limits(),
         )
         if engine.deadline is not None:
             self._schedule(engine.deadline)
-        self._serve(port)
+        self._serve(core_wire)
 
-    def _tell_port(self) -> None:
-        port, route = self._mux.port, self._route
-        if port is None or self._closed or not self._mux.opened:
+    def _tell_core_wire(self) -> None:
+        core_wire, route = self._mux.core_wire, self._route
+        if core_wire is None or self._closed or not self._mux.opened:
             return
         if route is None or not _RTR <= self.state <= _SQE:
-            port.accept(self.qp_num, ACCEPTS_NONE)
+            core_wire.accept(self.qp_num, ACCEPTS_NONE)
         else:
-            port.accept(self.qp_num, ACCEPTS_PEER, route.path.remote, route.path.local, route.path.scope_id)
+            core_wire.accept(self.qp_num, ACCEPTS_PEER, route.path.remote, route.path.local, route.path.scope_id)
 
     def _accept_from(self, source: SocketAddress, destination: bytes) -> bool:
         """Whether packets between these addresses may be the peer's; if so, the engine expects them."""
@@ -407,7 +408,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         if engine is None or route is None:
             return 0
         mux, core = self._mux, self.core
-        # For a queue pair that has joined the port, the thread of the core sends too, and must not overtake this call.
+        # Once the queue pair has joined the core's wire, the core's thread sends too, and must not overtake this call.
         transmitted = core.transmit(now, limit) if core is not None else None
         sent = transmitted or 0
         if transmitted is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.constants import LONGEST_MESSAGE
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from rdmacm.address import Gid
-    from rdmacm.proto._core import Connection, Datagrams, Port
+    from rdmacm.proto._core import Connection, Datagrams
+    from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.proto.work import WC, RecvWork
     from rdmacm.soft.device.completion import SoftCQ
@@ -211,7 +212,7 @@ class WorkQueues(Generic[E]):
         if log.enabled and self.state is not _ERR:
             self._log_change(self.state, why, _ERR)
         self.state = _ERR
-        self._tell_port()
+        self._tell_core_wire()
         if engine is not None:
             if not engine.failed:  # an engine that failed by itself still has to tell the peer why
                 engine.flush()
@@ -228,7 +229,7 @@ class WorkQueues(Generic[E]):
             if log.enabled and not was_failed:
                 self._log_change(self.state, "an internal error", _ERR)
             self.state = _ERR
-        self._tell_port()
+        self._tell_core_wire()
         try:
             if engine is not None:
                 engine.failed = False  # it may have raised in the midst of its own flush
@@ -245,7 +246,7 @@ class WorkQueues(Generic[E]):
         """Forget everything posted, and the completions that were not polled."""
         self._leave_core()
         self._enter_reset()
-        self._tell_port()
+        self._tell_core_wire()
         self._drop_completions()
 
     def _drop_completions(self) -> None:
@@ -387,12 +388,12 @@ class WorkQueues(Generic[E]):
         sizes = cap.max_send_wr, cap.max_recv_wr, cap.max_inline_data
         return *sizes, cap.max_send_sge > 0, cap.max_recv_sge > 0, self._signal_all
 
-    def _serve(self, port: Port) -> None:
+    def _serve(self, core_wire: CoreWire) -> None:
         """Have the core's thread serve the peers, once a queue pair has joined."""
-        if port.serve():
+        if core_wire.serve():
             self._mux.runtime.driver.deadlines_changed()  # the helper leaves some descriptors to that thread
 
-    def _tell_port(self) -> None:
+    def _tell_core_wire(self) -> None:
         """Tell the compiled core whose packets the queue pair accepts: after a change of the state or the peer."""
 
     def _leave_core(self) -> None:

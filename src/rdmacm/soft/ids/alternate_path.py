@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rdmacm.proto.cm.connection import CmConnection
     from rdmacm.proto.cm.events import PathAnswered, PathOffered
     from rdmacm.provider import PathDone
-    from rdmacm.soft.ids.core import IdCore
+    from rdmacm.soft.ids.id_state import IdState
     from rdmacm.soft.ids.link import Link
 
 __all__ = ["AlternatePath", "why_no_alternate"]
@@ -45,7 +45,7 @@ class AlternatePath:
 
     __slots__ = ("_connection", "_core", "_done", "_is_allowed", "_link", "_loading", "offered")
 
-    def __init__(self, core: IdCore, link: Link, connection: CmConnection) -> None:
+    def __init__(self, core: IdState, link: Link, connection: CmConnection) -> None:
         self._core = core
         self._link = link
         self._connection = connection

@@ -6,12 +6,12 @@ import errno
 
 from rdmacm.address import InetAddr
 from rdmacm.resolution.hosts import IpoibInterface, RocePortView
-from rdmacm.soft.ids.core import IdCore
+from rdmacm.soft.ids.id_state import IdState
 
 __all__ = ["ipoib_change", "roce_change"]
 
 
-def roce_change(core: IdCore, before: RocePortView, after: RocePortView) -> tuple[int, str] | None:
+def roce_change(core: IdState, before: RocePortView, after: RocePortView) -> tuple[int, str] | None:
     """Errno and text of the change that matters most to the id; None if no change does."""
     name = after.interface.name
     if before.interface.is_running and not after.interface.is_running:
@@ -24,7 +24,7 @@ def roce_change(core: IdCore, before: RocePortView, after: RocePortView) -> tupl
     return None
 
 
-def ipoib_change(core: IdCore, before: IpoibInterface, after: IpoibInterface | None) -> tuple[int, str] | None:
+def ipoib_change(core: IdState, before: IpoibInterface, after: IpoibInterface | None) -> tuple[int, str] | None:
     """The same for an id with an address of an IPoIB interface. ``after`` is None if the interface is gone."""
     local = core.local_addr
     if not isinstance(local, InetAddr) or local.ip not in before.ips or core.sgid != before.address.gid:

@@ -11,7 +11,7 @@ from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure, cm_error
 from rdmacm.provider.cmstate import Trigger
 from rdmacm.resolution.infiniband import IbLookup, IbPortView
-from rdmacm.soft.ids.core import IdCore, explain_failure
+from rdmacm.soft.ids.id_state import IdState, explain_failure
 from rdmacm.verbs.device import GidEntry
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class GidResolver:
 
     __slots__ = ("_id",)
 
-    def __init__(self, core: IdCore) -> None:
+    def __init__(self, core: IdState) -> None:
         self._id = core
 
     # -- binding --------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ from rdmacm.provider.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.alternate_path import AlternatePath
 from rdmacm.soft.ids.connector import ConnectorUser
-from rdmacm.soft.ids.core import IdCore
+from rdmacm.soft.ids.id_state import IdState
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
@@ -127,7 +127,7 @@ class IbCmConnector:
 
     __slots__ = ("_accepted", "_alternate", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
 
-    def __init__(self, core: IdCore, user: IbCmUser) -> None:
+    def __init__(self, core: IdState, user: IbCmUser) -> None:
         #: The id, as its link and its connector share it.
         self._id = core
         #: The id, as the connector reports to it.

@@ -34,7 +34,7 @@ from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.alternate_path import why_no_alternate
-from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
+from rdmacm.soft.ids.id_state import IdState, explain_failure, steps_of
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import alternate_of_request, header_of, path_of_request
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
@@ -82,7 +82,7 @@ class IbLink:
 
     __slots__ = ("_acm_timer", "_id", "_joins", "_query", "_registrations")
 
-    def __init__(self, core: IdCore) -> None:
+    def __init__(self, core: IdState) -> None:
         self._id = core
         #: The query in progress, and the subnet that it was sent to.
         self._query: tuple[Subnet, int] | None = None

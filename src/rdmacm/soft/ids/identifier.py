@@ -32,8 +32,8 @@ from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.changes import ipoib_change, roce_change
 from rdmacm.soft.ids.connector import Connector
-from rdmacm.soft.ids.core import IdCore, family_of, host_of, no_alternate_paths, steps_of, wildcard_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector
+from rdmacm.soft.ids.id_state import IdState, family_of, host_of, no_alternate_paths, steps_of, wildcard_of
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
@@ -59,7 +59,7 @@ _MAX_BACKLOG = 1024
 _EVENT_COMM_EST, _EVENT_PATH_MIG = 4, 6
 
 
-class SoftId(IdCore):
+class SoftId(IdState):
     """See the module. ``owner`` is the API object; None for an id that a request has made."""
 
     __slots__ = (
@@ -586,13 +586,13 @@ class SoftId(IdCore):
 # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.
 
 
-def _infiniband_link(core: IdCore) -> Link:
+def _infiniband_link(core: IdState) -> Link:
     from rdmacm.soft.ids.ib_link import IbLink
 
     return IbLink(core)
 
 
-def _gid_resolver(core: IdCore) -> Resolver:
+def _gid_resolver(core: IdState) -> Resolver:
     from rdmacm.soft.ids.gid_resolver import GidResolver
 
     return GidResolver(core)

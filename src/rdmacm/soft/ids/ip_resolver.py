@@ -19,7 +19,7 @@ from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
 from rdmacm.resolution.lookup import Lookup, destination_gid, find
-from rdmacm.soft.ids.core import IdCore, explain_failure
+from rdmacm.soft.ids.id_state import IdState, explain_failure
 from rdmacm.verbs.device import GidEntry
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class IpResolver:
 
     __slots__ = ("_id", "_lookup", "_wait_started")
 
-    def __init__(self, core: IdCore) -> None:
+    def __init__(self, core: IdState) -> None:
         self._id = core
         #: The last resolution; None before the first.
         self._lookup: Lookup | None = None

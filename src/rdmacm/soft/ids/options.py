@@ -11,7 +11,7 @@ from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.provider.cmstate import OPTION_STATES, Trigger, refusal
 from rdmacm.soft.ids.alternate_path import why_no_alternate
-from rdmacm.soft.ids.core import IdCore, no_alternate_paths
+from rdmacm.soft.ids.id_state import IdState, no_alternate_paths
 from rdmacm.verbs.enums import LinkLayer, QPType
 
 __all__ = ["set_option"]
@@ -23,7 +23,7 @@ _PATH_DATA_SIZE = 72
 _ALTERNATE = PathFlag.ALTERNATE | PathFlag.BIDIRECTIONAL
 
 
-def set_option(core: IdCore, level: int, name: int, value: int | bytes) -> None:
+def set_option(core: IdState, level: int, name: int, value: int | bytes) -> None:
     """Set an option; ENOSYS for one that does not exist, EINVAL for a wrong value or state."""
     if level == OptionLevel.ID and name in (IdOption.TOS, IdOption.ACK_TIMEOUT):
         _set_byte(core, IdOption(name), _number(value, 1, 0xFF))
@@ -37,12 +37,12 @@ def set_option(core: IdCore, level: int, name: int, value: int | bytes) -> None:
         raise cm_error(errno.ENOSYS, f"no option {name} at level {level}", "set_option")
 
 
-def _require_state(core: IdCore, option: str) -> None:
+def _require_state(core: IdState, option: str) -> None:
     if core.state not in OPTION_STATES[option]:
         raise CmStateError(refusal(core.state), f"{option} cannot be set in state {core.state.name}", "set_option")
 
 
-def _set_byte(core: IdCore, name: IdOption, value: int) -> None:
+def _set_byte(core: IdState, name: IdOption, value: int) -> None:
     _require_state(core, name.name)
     if name is IdOption.TOS:
         core.options.tos = value
@@ -52,21 +52,21 @@ def _set_byte(core: IdCore, name: IdOption, value: int) -> None:
         core.options.ack_timeout = value
 
 
-def _set_reuseaddr(core: IdCore, on: bool) -> None:
+def _set_reuseaddr(core: IdState, on: bool) -> None:
     _require_state(core, "REUSEADDR on" if on else "REUSEADDR off")
     core.options.reuseaddr = on
     if on and core.port_owner is not None:
         core.host.ports.share(core.port_owner)
 
 
-def _set_afonly(core: IdCore, on: bool) -> None:
+def _set_afonly(core: IdState, on: bool) -> None:
     _require_state(core, "AFONLY")
     if core.port_owner is not None:
         core.host.ports.set_afonly(core.port_owner, on)
     core.options.afonly = on
 
 
-def _set_path(core: IdCore, value: int | bytes) -> None:
+def _set_path(core: IdState, value: int | bytes) -> None:
     if not isinstance(value, bytes | bytearray | memoryview) or not value or len(value) % _PATH_DATA_SIZE:
         message = f"IB_PATH takes an array of {_PATH_DATA_SIZE}-byte ibv_path_data"
         raise cm_error(errno.EINVAL, message, "set_option")

@@ -12,7 +12,7 @@ from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 if TYPE_CHECKING:
     from rdmacm.provider.connparam import ConnParam
     from rdmacm.soft.ids.connector import Connector
-    from rdmacm.soft.ids.core import IdCore
+    from rdmacm.soft.ids.id_state import IdState
     from rdmacm.soft.ids.link import Link
 
 __all__ = ["accepted_qkey", "attributes_of", "fill_initial"]
@@ -34,7 +34,7 @@ _CONNECTED = {
 }
 
 
-def attributes_of(core: IdCore, link: Link, connector: Connector, state: QPState) -> tuple[QPAttr, QPAttrMask]:
+def attributes_of(core: IdState, link: Link, connector: Connector, state: QPState) -> tuple[QPAttr, QPAttrMask]:
     """What a queue pair of the application's own needs to get to a state, and the mask.
 
     EINVAL: the id is unbound, the state is unknown, or the peer has not sent its part yet.
@@ -60,7 +60,7 @@ def attributes_of(core: IdCore, link: Link, connector: Connector, state: QPState
     return attr, to_rtr if attr.qp_state is QPState.RTR else to_rts
 
 
-def fill_initial(core: IdCore, link: Link, connector: Connector, attr: QPAttr) -> None:
+def fill_initial(core: IdState, link: Link, connector: Connector, attr: QPAttr) -> None:
     """Fill in what a queue pair needs to get to INIT. A datagram id has a Q_Key from now on."""
     attr.port_num = core.port_num
     attr.pkey_index = link.pkey_index()
@@ -72,7 +72,7 @@ def fill_initial(core: IdCore, link: Link, connector: Connector, attr: QPAttr) -
         attr.qp_access_flags = access
 
 
-def accepted_qkey(core: IdCore, link: Link, own: int, param: ConnParam) -> int:
+def accepted_qkey(core: IdState, link: Link, own: int, param: ConnParam) -> int:
     """The Q_Key of a reply; ``own`` is that of the attached queue pair, 0 without one.
 
     EINVAL: ``param`` has another one than the queue pair, or the id, has already.

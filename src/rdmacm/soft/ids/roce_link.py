@@ -21,7 +21,7 @@ from rdmacm.provider.connparam import UdParam
 from rdmacm.resolution.hosts import HostView, PortView, RocePortView
 from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
-from rdmacm.soft.ids.core import IdCore, explain_failure
+from rdmacm.soft.ids.id_state import IdState, explain_failure
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.soft.wire.base import WirePath
@@ -61,7 +61,7 @@ class RoceLink:
     is_software = True
     no_failover = FailoverAccepted.UNSUPPORTED
 
-    def __init__(self, core: IdCore) -> None:
+    def __init__(self, core: IdState) -> None:
         self._id = core
         #: See :class:`rdmacm.soft.ids.link.Link`.
         self.cm = core.host.cm
@@ -264,7 +264,7 @@ class RoceLink:
         return AHAttr(is_global=True, port_num=core.port_num, sl=path.sl, gr=route)
 
 
-def refuse_registration(core: IdCore) -> NoReturn:
+def refuse_registration(core: IdState) -> NoReturn:
     """Raise the error of register_service() on an id that is on no InfiniBand port."""
     where = core.port_view.device.name if core.port_view is not None else "the id"
     raise cm_error(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from rdmacm.soft.wire.base import IpFields, PacketBuffer, Received, SocketAddress
 
 if TYPE_CHECKING:
-    from rdmacm.proto._core import Port
+    from rdmacm.proto._core import Wire as CoreWire
 
 __all__ = ["arrivals"]
 
 
-def arrivals(port: Port) -> Iterator[Received]:
+def arrivals(core_wire: CoreWire) -> Iterator[Received]:
     """Take it, oldest first. A local address that is not known is empty."""
-    for data, segment, (host, number, flow, scope), local, traffic_class, hop_limit in port.take_arrivals():
+    for data, segment, (host, number, flow, scope), local, traffic_class, hop_limit in core_wire.take_arrivals():
         buffer = PacketBuffer(data)
         if traffic_class >= 0 and hop_limit >= 0:
             buffer.ip_fields = IpFields(traffic_class, hop_limit)

@@ -34,9 +34,9 @@ class Pollers(UdpSender):
             self._poller = select.poll()
             return
         self._poller = select.epoll()
-        if self.core_port is not None:
+        if self.core_wire is not None:
             self._others = select.epoll()
-            self._watch(self.core_port.open(self._poller.fileno()), self._core_signals)
+            self._watch(self.core_wire.open(self._poller.fileno()), self._core_signals)
 
     def _close_pollers(self) -> None:
         # They are closed before their descriptors: after fork(2) both processes share their lists of these.
@@ -47,12 +47,12 @@ class Pollers(UdpSender):
             self._others.close()
             self._others = None
         self._readers.clear()
-        if self.core_port is not None:
-            self.core_port.close()
+        if self.core_wire is not None:
+            self.core_wire.close()
 
     def _core_signals(self, found: list[Received]) -> None:
-        assert self.core_port is not None
-        self.core_port.clear_signal()
+        assert self.core_wire is not None
+        self.core_wire.clear_signal()
         self._take_arrivals(found)
 
     def _watch(self, fd: int, reader: Callable[[list[Received]], None], is_data: bool = False) -> None:
@@ -76,13 +76,13 @@ class Pollers(UdpSender):
 
     def background_filenos(self) -> Sequence[int]:
         """The same without what a thread of the compiled core serves, while there is one."""
-        is_served = self.core_port is not None and self.core_port.is_served
+        is_served = self.core_wire is not None and self.core_wire.is_served
         return (self._others.fileno(),) if self._others is not None and is_served else self.filenos()
 
     def _take_arrivals(self, found: list[Received]) -> None:
         """Take what the compiled core has read and not processed."""
-        assert self.core_port is not None
-        for received in arrivals(self.core_port):
+        assert self.core_wire is not None
+        for received in arrivals(self.core_wire):
             data = received[0]
             if len(data) < SHORTEST_PACKET or not received[3]:
                 self.counters["short"] += 1

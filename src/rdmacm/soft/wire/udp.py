@@ -209,14 +209,14 @@ class UdpWire(Pollers):
         self.slots = (*self.slots, slot)
         self.slot = self.slots[0]
         self._own = frozenset(self.slots) - {_MULTICAST_SLOT}
-        if self.core_port is not None:
-            self.core_port.set_slots(tuple(self.slots) if self._group is not None else None)
+        if self.core_wire is not None:
+            self.core_wire.set_slots(tuple(self.slots) if self._group is not None else None)
 
     def _add_data_socket(self, sock: socket.socket | None) -> None:
         if sock is not None:
             self._watch_socket(sock, Source(sock, False))
-            if self.core_port is not None:
-                self.core_port.add_source(sock.fileno())
+            if self.core_wire is not None:
+                self.core_wire.add_source(sock.fileno())
             if sockets.set_trains(sock, self._trains):
                 self._train_bytes = LONGEST_TRAIN
 
@@ -378,7 +378,7 @@ class UdpWire(Pollers):
         found: list[Received] = []
         self._used = self._core_read = 0
         self._calls += 1
-        if self.core_port is not None and self.core_port.has_arrivals:
+        if self.core_wire is not None and self.core_wire.has_arrivals:
             self._take_arrivals(found)
             return found
         if self._recent is not None and self._calls % _POLL_INTERVAL:
@@ -418,8 +418,8 @@ class UdpWire(Pollers):
         return one[0] in self._gsi
 
     def _read(self, source: Source, found: list[Received]) -> None:
-        if self.core_port is not None and self.core_port.is_active and not source.is_gsi:
-            count = self.core_port.receive(source.fd)
+        if self.core_wire is not None and self.core_wire.is_active and not source.is_gsi:
+            count = self.core_wire.receive(source.fd)
             if count:
                 self._core_read += count
                 self._recent = source.recent

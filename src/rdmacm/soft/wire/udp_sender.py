@@ -21,7 +21,7 @@ from rdmacm.soft.wire.slot_filter import is_request
 from rdmacm.soft.wire.udp_route import UdpRoute
 
 if TYPE_CHECKING:
-    from rdmacm.proto._core import Port
+    from rdmacm.proto._core import Wire as CoreWire
 
 __all__ = ["UNREACHABLE", "UdpSender"]
 
@@ -46,7 +46,7 @@ class UdpSender:
         self.port = port
         self._tap: Tap | None = None
         #: Reads the sockets of queue pairs, with the compiled core; set before :meth:`open`.
-        self.core_port: Port | None = None
+        self.core_wire: CoreWire | None = None
         self.counters: Counter[str] = Counter()
         #: How many bytes a train may have; 0 if the system cannot send them.
         self._train_bytes = 0
@@ -61,8 +61,8 @@ class UdpSender:
     @tap.setter
     def tap(self, tap: Tap | None) -> None:
         self._tap = tap
-        if self.core_port is not None:
-            self.core_port.is_enabled = tap is None
+        if self.core_wire is not None:
+            self.core_wire.is_enabled = tap is None
 
     def _report(self, report: Undelivered) -> None:
         """Give a report to the process that has sent the packet."""

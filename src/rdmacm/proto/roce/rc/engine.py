@@ -20,7 +20,7 @@ from rdmacm.proto.constants import (
     RESIDUE,
     SHORTEST_PACKET,
 )
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import BTH_HALVES
 from rdmacm.proto.roce.icrc import crc32, icrc_between

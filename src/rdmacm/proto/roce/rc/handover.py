@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rdmacm.enums import WCOpcode, WCStatus
 from rdmacm.proto.constants import PSN_MASK
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.opcodes import Operation
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.work import WC

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rdmacm.proto.constants import PSN_MASK
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork

@@ -2,7 +2,7 @@
 
 An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves addresses and its *link* routes
 (:mod:`rdmacm.soft.ids.link`), and its *connector* (:mod:`rdmacm.soft.ids.connector`) connects. All work on the id's
-:class:`IdCore`.
+:class:`IdState`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import LinkLayer
 
-__all__ = ["IdCore", "explain_failure", "family_of", "host_of", "no_alternate_paths", "steps_of", "wildcard_of"]
+__all__ = ["IdState", "explain_failure", "family_of", "host_of", "no_alternate_paths", "steps_of", "wildcard_of"]
 
 _NO_GID = Gid()
 
@@ -48,7 +48,7 @@ _HINTS = {
 _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 
 
-class IdCore:
+class IdState:
     """See the module. Used with the runtime's lock held; the state changes by :mod:`rdmacm.provider.cmstate` alone."""
 
     __slots__ = (
@@ -263,20 +263,20 @@ class IdCore:
             self.port_owner = None
 
 
-def steps_of(core: IdCore, lookup: AddressLookup | None) -> tuple[Step, ...]:
+def steps_of(core: IdState, lookup: AddressLookup | None) -> tuple[Step, ...]:
     """The steps an id has taken, in the order of a resolution."""
     found = [*core.taken_steps, *(lookup.steps if lookup else ())]
     found.sort(key=lambda step: _STEP_ORDER.get(step[0], len(_STEP_ORDER)))
     return tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in found)
 
 
-def explain_failure(core: IdCore, lookup: AddressLookup, failure: Failure) -> Explanation:
+def explain_failure(core: IdState, lookup: AddressLookup, failure: Failure) -> Explanation:
     """The explanation of a failed address resolution, which begins with the id's binding."""
     bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in core.taken_steps if name == "bind")
     return lookup.explain(None, failure, bind)
 
 
-def no_alternate_paths(core: IdCore, call: str) -> RdmaError:
+def no_alternate_paths(core: IdState, call: str) -> RdmaError:
     """The error of a call for an alternate path on an id whose wire has none."""
     where = core.port_view.device.name if core.port_view is not None else "the id"
     message = f"{where} is on no InfiniBand port: RoCE has no alternate paths, and no path migration"

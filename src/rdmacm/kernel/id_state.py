@@ -25,7 +25,7 @@ from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
 
-__all__ = ["NO_ECE", "IdCore"]
+__all__ = ["NO_ECE", "IdState"]
 
 NO_ECE = Ece(0)
 _NO_GID = Gid()
@@ -41,7 +41,7 @@ _HINTS = {
 }
 
 
-class IdCore:
+class IdState:
     """See the module. Used with the runtime's lock held. ``number`` is the id's in the kernel."""
 
     __slots__ = (

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from core.test_port import SIGNALED, End, connected
+from core.test_wire import SIGNALED, End, connected
 from rdmacm.proto.constants import ROCE_PORT
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode

@@ -35,11 +35,11 @@ from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import SendWR
 
-__all__ = ["ConnectionCore", "ConnectionOptions", "Message"]
+__all__ = ["ConnectionState", "ConnectionOptions", "Message"]
 
 #: The wr_id of the first send work request. Smaller ones are indexes of receive buffers.
 _FIRST_SEND_WR_ID = 1 << 32
-#: Completions processed by one :meth:`ConnectionCore.poll`.
+#: Completions processed by one :meth:`ConnectionState.poll`.
 _POLL_BATCH = 32
 #: The device copies payloads of up to this many bytes (IBV_SEND_INLINE), or of its own limit; longer ones are
 #: registered.
@@ -108,7 +108,7 @@ class _Operation(Observable):
         self.changed()
 
 
-class ConnectionCore:
+class ConnectionState:
     """One connection, from the creation of its queue pair.
 
     Methods must be called with the provider's lock held. Routines take it themselves.

@@ -1,5 +1,5 @@
-/* Datagram queue pairs of a port. */
-#include "rdmacm_port.h"
+/* Datagram queue pairs of a wire. */
+#include "rdmacm_wire.h"
 
 #include <string.h>
 
@@ -24,7 +24,7 @@ static bool is_own(const struct rdmacm_ud_end *end, const struct rdmacm_received
 
 size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
                          size_t *accepted) {
-    struct rdmacm_port *port = end->conn.port;
+    struct rdmacm_wire *wire = end->conn.wire;
     struct rdmacm_ud *ud = end->ud;
     struct rdmacm_ud_source source = {.traffic_class = USUAL_TRAFFIC_CLASS, .hop_limit = USUAL_HOP_LIMIT};
     if (!is_own(end, from) || !rdmacm_flow_of(from, &source.flow))
@@ -39,20 +39,20 @@ size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received
         source.hop_limit = (uint8_t)from->hop_limit;
     }
     size_t count, no_receive;
-    size_t taken = rdmacm_ud_take(ud, port->buffer + at, size, from->segment, &source, &count, &no_receive);
+    size_t taken = rdmacm_ud_take(ud, wire->buffer + at, size, from->segment, &source, &count, &no_receive);
     *accepted += count;
     if (no_receive) {
         end->no_receive += no_receive;
-        rdmacm_port_list_event(&end->conn, RDMACM_EVENT_COUNTS);
+        rdmacm_wire_list_event(&end->conn, RDMACM_EVENT_COUNTS);
     }
-    rdmacm_port_complete(&end->conn, ud->completions, ud->completions_count);
+    rdmacm_wire_complete(&end->conn, ud->completions, ud->completions_count);
     ud->completions_count = 0;
     return taken;
 }
 
 size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit) {
-    struct rdmacm_port *port = end->conn.port;
-    struct rdmacm_out *out = &port->out;
+    struct rdmacm_wire *wire = end->conn.wire;
+    struct rdmacm_out *out = &wire->out;
     struct rdmacm_ud *ud = end->ud;
     size_t sent = 0;
     while (sent < limit) {
@@ -61,9 +61,9 @@ size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit) {
             break;
         sent += rdmacm_ud_build(ud, out, limit - sent, route->train);
         for (size_t i = 0; i < out->datagrams_count; i++)
-            rdmacm_port_send(port, end->fds[route->is_ipv6], route, &out->datagrams[i]);
+            rdmacm_wire_send(wire, end->fds[route->is_ipv6], route, &out->datagrams[i]);
     }
-    rdmacm_port_complete(&end->conn, ud->completions, ud->completions_count);
+    rdmacm_wire_complete(&end->conn, ud->completions, ud->completions_count);
     ud->completions_count = 0;
     return sent;
 }

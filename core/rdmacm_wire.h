@@ -1,11 +1,11 @@
 /* The socket layer of the compiled core: it reads UDP sockets, finds the connection of each packet, sends what follows,
  * and collects completions. docs/core.md describes it.
  *
- * One mutex guards ports, their connections, regions and completion queues. The caller of every function here holds it,
+ * One mutex guards wires, their connections, regions and completion queues. The caller of every function here holds it,
  * unless the function's comment says otherwise. Nothing here knows Python.
  */
-#ifndef RDMACM_PORT_H
-#define RDMACM_PORT_H
+#ifndef RDMACM_WIRE_H
+#define RDMACM_WIRE_H
 
 #include "rdmacm_core.h"
 #include "rdmacm_ud.h"
@@ -33,8 +33,8 @@ void rdmacm_lock_take(struct rdmacm_lock *lock);
 /* False, with nothing done, if this thread does not have it. */
 bool rdmacm_lock_release(struct rdmacm_lock *lock);
 
-/* The mutex of the core: one for the process, because the memory and the completion queues that ports use are not those
- * of one port. Its holder waits for nothing but system calls, and so never for the interpreter. fork(2) waits for it: in
+/* The mutex of the core: one for the process, because the memory and the completion queues that wires use are not those
+ * of one wire. Its holder waits for nothing but system calls, and so never for the interpreter. fork(2) waits for it: in
  * the child nobody has it, and nothing that it guards is half changed. */
 void rdmacm_enter(void);
 /* Take it if nobody has it. */
@@ -49,9 +49,9 @@ void rdmacm_check_outside(const char *where);
 static inline void rdmacm_check_outside(const char *where) { (void)where; }
 #endif
 
-/* The first member of each hold (rdmacm_send.hold and others), so that holds can be listed. */
-struct rdmacm_hold {
-    struct rdmacm_hold *next;
+/* The first member of each pin (rdmacm_send.pin and others), so that pins can be listed. */
+struct rdmacm_pin {
+    struct rdmacm_pin *next;
 };
 
 /* -- completion queues ----------------------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ struct rdmacm_cq {
     size_t limit;   /* completions it has room for */
     bool overrun;   /* whether the core has lost one */
     bool watched;   /* whether the owner wants to know what is added */
-    bool is_listed; /* in rdmacm_port.added, because it is watched or has overflowed */
+    bool is_listed; /* in rdmacm_wire.added, because it is watched or has overflowed */
     bool solicited; /* whether one of those added meanwhile is solicited */
     struct rdmacm_cq *next_added;
     void *owner;
@@ -103,7 +103,7 @@ struct rdmacm_route {
 
 struct rdmacm_ud_end;
 
-/* Packets that no queue pair of this port has seen; the names are those of the counters of the wire. */
+/* Packets that no queue pair of this wire has seen; the names are those of the counters of the wire. */
 enum rdmacm_stray {
     RDMACM_SHORT,       /* shorter than any packet */
     RDMACM_STRAY,       /* for no process */
@@ -116,7 +116,7 @@ enum rdmacm_stray {
     RDMACM_NO_STRAY = RDMACM_STRAYS,
 };
 
-/* A queue pair of the owner's, which may have joined the port. */
+/* A queue pair of the owner's, which may have joined the wire. */
 struct rdmacm_known {
     uint32_t qp_num;
     struct rdmacm_conn *conn; /* NULL: it has not joined */
@@ -126,13 +126,13 @@ struct rdmacm_known {
     uint32_t scope; /* of a link-local peer, the interface index; else 0 */
     size_t queued, queued_bytes; /* its datagrams that wait for the owner, or that it processes: later ones wait too */
     unsigned long refused[RDMACM_REFUSALS]; /* since the owner took them last */
-    bool is_listed;            /* in rdmacm_port.refusing, as some were */
+    bool is_listed;            /* in rdmacm_wire.refusing, as some were */
     struct rdmacm_known *next; /* there */
 };
 
 /* A connection whose peer is known, or a datagram queue pair. */
 struct rdmacm_conn {
-    struct rdmacm_port *port;
+    struct rdmacm_wire *wire;
     struct rdmacm_rc *rc;     /* NULL of a datagram queue pair */
     struct rdmacm_ud_end *ud; /* NULL of a connection */
     struct rdmacm_cq *send_cq, *recv_cq;
@@ -157,7 +157,7 @@ struct rdmacm_conn {
 
 enum { RDMACM_OWN_ADDRESSES = 8 };
 
-/* A datagram queue pair of a port. */
+/* A datagram queue pair of a wire. */
 struct rdmacm_ud_end {
     struct rdmacm_conn conn;
     struct rdmacm_ud *ud;
@@ -172,7 +172,7 @@ struct rdmacm_ud_end {
     unsigned long no_receive; /* packets without a receive, since the owner took them last */
 };
 
-/* -- the port -------------------------------------------------------------------------------------------------------- */
+/* -- the wire -------------------------------------------------------------------------------------------------------- */
 
 /* A datagram that the core has not processed, or the rest of one. */
 struct rdmacm_arrival {
@@ -182,7 +182,7 @@ struct rdmacm_arrival {
     size_t local_length; /* bytes; 0: not known */
     int traffic_class, hop_limit; /* -1: not known */
     uint32_t qp_num; /* of its first packet */
-    bool is_others;  /* whether that is no queue pair of this port */
+    bool is_others;  /* whether that is no queue pair of this wire */
     size_t segment, size;
     uint8_t data[];
 };
@@ -209,7 +209,7 @@ struct rdmacm_received {
     size_t segment, size;
 };
 
-struct rdmacm_port {
+struct rdmacm_wire {
     int *sources; /* descriptors of UDP sockets */
     size_t sources_count, sources_capacity;
     int recent;  /* the descriptor where the last packet arrived; -1: none */
@@ -232,11 +232,11 @@ struct rdmacm_port {
     struct rdmacm_conn *timers; /* connections that had a deadline when the list was last read, or later */
     double timers_due;          /* no deadline of these is before it */
     struct rdmacm_cq *added;
-    struct rdmacm_hold *finished; /* holds of requests that make no completion */
+    struct rdmacm_pin *finished; /* pins of requests that make no completion */
     struct rdmacm_arrival *arrivals, **arrivals_end;
     size_t arrivals_count, arrivals_bytes;
     struct rdmacm_arrival *processing; /* those that the owner has taken, and may not have processed yet */
-    struct rdmacm_known others; /* what waits for no queue pair of this port */
+    struct rdmacm_known others; /* what waits for no queue pair of this wire */
     bool has_added; /* whether a completion was added since the owner took the last one */
 
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
@@ -253,90 +253,90 @@ struct rdmacm_port {
     struct rdmacm_out out;
 };
 
-/* A port without sockets; NULL without memory. */
-struct rdmacm_port *rdmacm_port_new(void);
+/* A wire without sockets; NULL without memory. */
+struct rdmacm_wire *rdmacm_wire_new(void);
 /* The owner has taken everything out. */
-void rdmacm_port_free(struct rdmacm_port *port);
-bool rdmacm_port_add_source(struct rdmacm_port *port, int fd);
-void rdmacm_port_remove_source(struct rdmacm_port *port, int fd);
+void rdmacm_wire_free(struct rdmacm_wire *wire);
+bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd);
+void rdmacm_wire_remove_source(struct rdmacm_wire *wire, int fd);
 
 /* The queue pair with a number; NULL: there is none. */
-struct rdmacm_known *rdmacm_port_find(const struct rdmacm_port *port, uint32_t qp_num);
+struct rdmacm_known *rdmacm_wire_find(const struct rdmacm_wire *wire, uint32_t qp_num);
 /* The same, new if there is none; it accepts the packets of every address then. NULL without memory. */
-struct rdmacm_known *rdmacm_port_know(struct rdmacm_port *port, uint32_t qp_num);
-void rdmacm_port_forget(struct rdmacm_port *port, uint32_t qp_num);
-void rdmacm_port_forget_all(struct rdmacm_port *port);
+struct rdmacm_known *rdmacm_wire_know(struct rdmacm_wire *wire, uint32_t qp_num);
+void rdmacm_wire_forget(struct rdmacm_wire *wire, uint32_t qp_num);
+void rdmacm_wire_forget_all(struct rdmacm_wire *wire);
 
 /* False without memory, or for a number that has joined. */
-bool rdmacm_port_attach(struct rdmacm_port *port, struct rdmacm_conn *conn);
-void rdmacm_port_detach(struct rdmacm_conn *conn);
+bool rdmacm_wire_attach(struct rdmacm_wire *wire, struct rdmacm_conn *conn);
+void rdmacm_wire_detach(struct rdmacm_conn *conn);
 
 /* Seconds of CLOCK_MONOTONIC. */
 double rdmacm_now(void);
 
 /* Read datagrams of a socket, at most a batch, process them and send what follows. Return how many there were. It ends
  * with the `most_left`th that is left to the owner. */
-size_t rdmacm_port_receive(struct rdmacm_port *port, int fd, size_t most_left);
+size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left);
 /* The ACKs that wait: send them. */
-void rdmacm_port_acknowledge(struct rdmacm_port *port, double now);
+void rdmacm_wire_acknowledge(struct rdmacm_wire *wire, double now);
 /* The same, unless the caller has a result and they may be deferred. */
-void rdmacm_port_end_turn(struct rdmacm_port *port, bool has_result, double now);
+void rdmacm_wire_end_turn(struct rdmacm_wire *wire, bool has_result, double now);
 /* A connection may have a deadline: both the owner and the service thread look at it in time. */
-void rdmacm_port_arm_timer(struct rdmacm_conn *conn);
+void rdmacm_wire_arm_timer(struct rdmacm_conn *conn);
 /* Send up to `limit` packets of a connection, and count them; false if the owner has to do it. The packets leave under
  * the mutex, so that those of another thread do not overtake them. */
-bool rdmacm_port_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent);
+bool rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent);
 
 /* Let connections retransmit whose deadline has come. What the core cannot do there is left to the owner. */
-void rdmacm_port_call_timers(struct rdmacm_port *port, double now);
+void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now);
 /* Send what connections have left over. */
-void rdmacm_port_take_turns(struct rdmacm_port *port, double now);
+void rdmacm_wire_take_turns(struct rdmacm_wire *wire, double now);
 /* Send what was just posted, and the ACKs that wait. */
-void rdmacm_port_posted(struct rdmacm_conn *conn, double now);
-/* Take the arrivals to process them, oldest first. Until rdmacm_port_end_arrivals() later packets of their connections
+void rdmacm_wire_posted(struct rdmacm_conn *conn, double now);
+/* Take the arrivals to process them, oldest first. Until rdmacm_wire_end_arrivals() later packets of their connections
  * wait behind them. NULL: there are none. */
-struct rdmacm_arrival *rdmacm_port_take_arrivals(struct rdmacm_port *port);
+struct rdmacm_arrival *rdmacm_wire_take_arrivals(struct rdmacm_wire *wire);
 /* Those that were taken are processed. */
-void rdmacm_port_end_arrivals(struct rdmacm_port *port);
-/* The owner has read packets of a connection itself: until rdmacm_port_end_arrivals() later ones wait. False without
+void rdmacm_wire_end_arrivals(struct rdmacm_wire *wire);
+/* The owner has read packets of a connection itself: until rdmacm_wire_end_arrivals() later ones wait. False without
  * memory. */
-bool rdmacm_port_claim(struct rdmacm_conn *conn);
+bool rdmacm_wire_claim(struct rdmacm_conn *conn);
 /* Drop all. */
-void rdmacm_port_clear_arrivals(struct rdmacm_port *port);
+void rdmacm_wire_clear_arrivals(struct rdmacm_wire *wire);
 /* Whether packets were dropped that the owner has not counted. */
-bool rdmacm_port_has_strays(const struct rdmacm_port *port);
+bool rdmacm_wire_has_strays(const struct rdmacm_wire *wire);
 /* Whether the owner has something to do. */
-bool rdmacm_port_needs_owner(const struct rdmacm_port *port);
+bool rdmacm_wire_needs_owner(const struct rdmacm_wire *wire);
 
 /* -- for the files of this layer ------------------------------------------------------------------------------------- */
 
 /* Send a datagram of `out`; what the system refuses is counted. */
-void rdmacm_port_send(struct rdmacm_port *port, int fd, struct rdmacm_route *route,
+void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                       const struct rdmacm_datagram *datagram);
 /* Count a packet or train that was not sent or read, by its errno. */
-void rdmacm_port_count_lost(struct rdmacm_port *port, int code);
+void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass completions on to the queues. */
-void rdmacm_port_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count);
-void rdmacm_port_list_event(struct rdmacm_conn *conn, unsigned event);
+void rdmacm_wire_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count);
+void rdmacm_wire_list_event(struct rdmacm_conn *conn, unsigned event);
 /* Whether no more datagrams of a queue pair may wait for the owner. */
-bool rdmacm_port_is_full(const struct rdmacm_port *port, const struct rdmacm_known *known);
+bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_known *known);
 
 enum rdmacm_verdict {
     RDMACM_KEPT,    /* a queue pair may accept it, or another process */
     RDMACM_REFUSED, /* its queue pair does not, and has counted it */
-    RDMACM_NOBODYS, /* it has reached no queue pair, and the port has counted it if it `is_first` */
+    RDMACM_NOBODYS, /* it has reached no queue pair, and the wire has counted it if it `is_first` */
 };
 
-/* Judge the packet in the port's buffer from byte `at` on, which no queue pair of the core has processed. `is_first`: of a
+/* Judge the packet in the wire's buffer from byte `at` on, which no queue pair of the core has processed. `is_first`: of a
  * train for one queue pair. */
-enum rdmacm_verdict rdmacm_port_judge(struct rdmacm_port *port, const struct rdmacm_received *from, size_t at,
+enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at,
                                       size_t size, uint32_t qp_num, bool is_first);
 /* The start of the ICRC of packets that come from there; false without addresses. */
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow);
 /* No packet of a datagram was accepted. */
-void rdmacm_port_count_dropped(struct rdmacm_port *port);
+void rdmacm_wire_count_dropped(struct rdmacm_wire *wire);
 
-/* Process packets in the port's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of
+/* Process packets in the wire's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of
  * those processed, and add those that were accepted to `accepted`. */
 size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
                          size_t *accepted);
@@ -345,17 +345,17 @@ size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit);
 
 /* -- service --------------------------------------------------------------------------------------------------------- */
 
-/* Start a thread that serves the peers of a port while `calls` stands still. Where the owner has something to do it
+/* Start a thread that serves the peers of a wire while `calls` stands still. Where the owner has something to do it
  * makes `signal_fd` readable, an eventfd(2). False if the system refuses; then nothing has changed. */
-bool rdmacm_service_start(struct rdmacm_port *port, int signal_fd);
+bool rdmacm_service_start(struct rdmacm_wire *wire, int signal_fd);
 /* End the thread, and wait for its end. The caller does not hold the mutex. */
-void rdmacm_service_stop(struct rdmacm_port *port);
+void rdmacm_service_stop(struct rdmacm_wire *wire);
 /* There is a connection, or another socket. */
-void rdmacm_service_wake(struct rdmacm_port *port);
+void rdmacm_service_wake(struct rdmacm_wire *wire);
 /* There is something to do at `when`, in seconds: wait no longer. 0: a caller leaves ACKs or packets to send, so look in
  * a moment whether it comes back. */
-void rdmacm_service_look_by(struct rdmacm_port *port, double when);
+void rdmacm_service_look_by(struct rdmacm_wire *wire, double when);
 /* The owner has taken what there was to do: signal again. */
-void rdmacm_service_clear_signal(struct rdmacm_port *port);
+void rdmacm_service_clear_signal(struct rdmacm_wire *wire);
 
 #endif

@@ -1,6 +1,6 @@
-/* Glue: the lock of a runtime, the mutex of the core, and ports.
+/* Glue: the lock of a runtime, the mutex of the core, and wires.
  *
- * The caller of a Port's methods holds its lock. No thread waits for the interpreter's lock with the mutex: the thread
+ * The caller of a Wire's methods holds its lock. No thread waits for the interpreter's lock with the mutex: the thread
  * that serves peers would wait for both. So the mutex is taken after the interpreter's lock is released, and given back
  * before that is taken again; or it is taken for a few steps that call nothing of Python.
  */
@@ -14,7 +14,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-PyTypeObject *port_type;
+PyTypeObject *wire_type;
 static PyTypeObject *lock_type;
 
 /* -- the lock -------------------------------------------------------------------------------------------------------- */
@@ -135,27 +135,27 @@ void end_core(PyThreadState *state) {
 
 /* -- events ---------------------------------------------------------------------------------------------------------- */
 
-static void drop_finished(struct rdmacm_hold *hold) {
-    while (hold) {
-        struct rdmacm_hold *next = hold->next;
-        drop_hold(hold);
-        hold = next;
+static void drop_finished(struct rdmacm_pin *pin) {
+    while (pin) {
+        struct rdmacm_pin *next = pin->next;
+        drop_pin(pin);
+        pin = next;
     }
 }
 
-void look_events(Port *self, struct seen *seen) {
-    struct rdmacm_port *port = self->port;
+void look_events(Wire *self, struct seen *seen) {
+    struct rdmacm_wire *wire = self->wire;
     *seen = (struct seen){0};
-    if (!port)
+    if (!wire)
         return;
-    seen->finished = port->finished;
-    port->finished = NULL;
-    seen->has_added = port->has_added;
-    port->has_added = false;
-    seen->has_work = port->events || port->added || port->has_counts || (port->arrivals && !self->is_processing);
+    seen->finished = wire->finished;
+    wire->finished = NULL;
+    seen->has_added = wire->has_added;
+    wire->has_added = false;
+    seen->has_work = wire->events || wire->added || wire->has_counts || (wire->arrivals && !self->is_processing);
 }
 
-bool see_events(Port *self, const struct seen *seen) {
+bool see_events(Wire *self, const struct seen *seen) {
     rdmacm_check_outside("Python is called");
     drop_finished(seen->finished);
     bool wake = seen->has_added && self->sleepers && PyObject_IsTrue(self->sleepers) > 0;
@@ -179,43 +179,43 @@ enum {
 #define PROGRESS_INTERVAL 0.001
 #define LONG_YIELD 0.0005
 
-/* Read all sockets of the port that have something; false where another descriptor is ready, or one has an error. */
-static bool look(struct rdmacm_port *port, size_t *count) {
+/* Read all sockets of the wire that have something; false where another descriptor is ready, or one has an error. */
+static bool look(struct rdmacm_wire *wire, size_t *count) {
     struct epoll_event ready[MOST_READY];
-    int found = epoll_wait(port->poll_fd, ready, MOST_READY, 0);
+    int found = epoll_wait(wire->poll_fd, ready, MOST_READY, 0);
     bool is_mine = true;
     for (int i = 0; i < found; i++) {
         size_t at = 0;
-        while (at < port->sources_count && port->sources[at] != ready[i].data.fd)
+        while (at < wire->sources_count && wire->sources[at] != ready[i].data.fd)
             at++;
-        if (at == port->sources_count || ready[i].events & EPOLLERR)
+        if (at == wire->sources_count || ready[i].events & EPOLLERR)
             is_mine = false;
         else
-            *count += rdmacm_port_receive(port, ready[i].data.fd, 1);
+            *count += rdmacm_wire_receive(wire, ready[i].data.fd, 1);
     }
     return is_mine;
 }
 
 /* Yield the processor after some polls in vain: the peer may need it. Where somebody else computes on it, which takes
  * milliseconds, yield less often. */
-static void yield(struct rdmacm_port *port) {
-    if (++port->empty_polls < port->yield_interval)
+static void yield(struct rdmacm_wire *wire) {
+    if (++wire->empty_polls < wire->yield_interval)
         return;
     double before = rdmacm_now();
     sched_yield();
     bool is_long = rdmacm_now() - before > LONG_YIELD;
-    port->empty_polls = 0;
-    port->yield_interval = !is_long                             ? POLLS_PER_YIELD
-                           : port->yield_interval < MOST_POLLS ? 8 * port->yield_interval
-                                                               : port->yield_interval;
+    wire->empty_polls = 0;
+    wire->yield_interval = !is_long                             ? POLLS_PER_YIELD
+                           : wire->yield_interval < MOST_POLLS ? 8 * wire->yield_interval
+                                                               : wire->yield_interval;
 }
 
 /* The mutex is held. */
-static int poll_sockets(Port *self, const struct rdmacm_cq *queue) {
-    struct rdmacm_port *port = self->port;
+static int poll_sockets(Wire *self, const struct rdmacm_cq *queue) {
+    struct rdmacm_wire *wire = self->wire;
     if (queue->count) /* of the thread that serves peers */
         return POLLED;
-    if (!port->is_enabled || !port->conns_count || port->arrivals || self->is_processing)
+    if (!wire->is_enabled || !wire->conns_count || wire->arrivals || self->is_processing)
         return POLL_IN_PYTHON;
     double now = rdmacm_now();
     if (now >= self->progress_due) {
@@ -225,25 +225,25 @@ static int poll_sockets(Port *self, const struct rdmacm_cq *queue) {
     self->polls++;
     bool is_done = true;
     size_t count = 0;
-    atomic_fetch_add_explicit(&port->calls, 1, memory_order_relaxed);
-    if (port->acks)
-        rdmacm_port_acknowledge(port, now);
-    if (port->recent < 0 || self->polls % POLLS_PER_LOOK == 0)
-        is_done = look(port, &count);
+    atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
+    if (wire->acks)
+        rdmacm_wire_acknowledge(wire, now);
+    if (wire->recent < 0 || self->polls % POLLS_PER_LOOK == 0)
+        is_done = look(wire, &count);
     else
-        count = rdmacm_port_receive(port, port->recent, 1);
-    if (!count && now >= port->timers_due)
-        rdmacm_port_call_timers(port, now);
-    if (port->ready)
-        rdmacm_port_take_turns(port, now);
-    if (port->acks)
-        rdmacm_port_end_turn(port, queue->count > 0, now);
-    if (count && port->yield_interval == POLLS_PER_YIELD)
-        port->empty_polls = 0;
+        count = rdmacm_wire_receive(wire, wire->recent, 1);
+    if (!count && now >= wire->timers_due)
+        rdmacm_wire_call_timers(wire, now);
+    if (wire->ready)
+        rdmacm_wire_take_turns(wire, now);
+    if (wire->acks)
+        rdmacm_wire_end_turn(wire, queue->count > 0, now);
+    if (count && wire->yield_interval == POLLS_PER_YIELD)
+        wire->empty_polls = 0;
     return !is_done ? POLL_IN_PYTHON : count ? POLLED : POLLED_NOTHING;
 }
 
-int poll_port(Port *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
+int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
               size_t *count) {
     PyThreadState *state = begin_core();
     int polled = poll_sockets(self, queue);
@@ -251,144 +251,144 @@ int poll_port(Port *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
     look_events(self, seen);
     rdmacm_leave();
     if (polled == POLLED_NOTHING)
-        yield(self->port);
+        yield(self->wire);
     PyEval_RestoreThread(state);
     return polled;
 }
 
-void acknowledge(Port *self) {
+void acknowledge(Wire *self) {
     PyThreadState *state = begin_core();
-    rdmacm_port_acknowledge(self->port, rdmacm_now());
+    rdmacm_wire_acknowledge(self->wire, rdmacm_now());
     end_core(state);
 }
 
-/* -- ports ----------------------------------------------------------------------------------------------------------- */
+/* -- wires ----------------------------------------------------------------------------------------------------------- */
 
-static PyObject *port_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     PyObject *lock, *on_events, *sleepers;
     if (!PyArg_ParseTuple(args, "O!OO", lock_type, &lock, &on_events, &sleepers))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Port *self = (Port *)allocate(type, 0);
+    Wire *self = (Wire *)allocate(type, 0);
     if (!self)
         return NULL;
-    self->port = rdmacm_port_new();
+    self->wire = rdmacm_wire_new();
     self->lock = (Lock *)Py_NewRef(lock);
     self->on_events = Py_NewRef(on_events);
     self->sleepers = Py_NewRef(sleepers);
-    if (!self->port) {
+    if (!self->wire) {
         Py_DECREF((PyObject *)self);
         return PyErr_NoMemory();
     }
-    self->port->is_enabled = true;
-    self->port->yield_interval = POLLS_PER_YIELD;
+    self->wire->is_enabled = true;
+    self->wire->yield_interval = POLLS_PER_YIELD;
     self->signal_fd = -1;
     return (PyObject *)self;
 }
 
-static int port_traverse(Port *self, visitproc visit, void *arg) {
+static int wire_traverse(Wire *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->on_events);
     Py_VISIT(self->sleepers);
     return 0;
 }
 
-static int port_clear(Port *self) {
+static int wire_clear(Wire *self) {
     Py_CLEAR(self->on_events);
     Py_CLEAR(self->sleepers);
     return 0;
 }
 
-static PyObject *port_open(Port *self, PyObject *argument) {
+static PyObject *wire_open(Wire *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (!self->port || self->signal_fd >= 0)
-        return PyErr_Format(PyExc_ValueError, "the port is open, or of another process");
+    if (!self->wire || self->signal_fd >= 0)
+        return PyErr_Format(PyExc_ValueError, "the wire is open, or of another process");
     self->signal_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (self->signal_fd < 0)
         return PyErr_SetFromErrno(PyExc_OSError);
-    self->port->poll_fd = (int)fd;
+    self->wire->poll_fd = (int)fd;
     return PyLong_FromLong(self->signal_fd);
 }
 
-static void close_signal(Port *self) {
+static void close_signal(Wire *self) {
     if (self->signal_fd >= 0)
         close(self->signal_fd);
     self->signal_fd = -1;
 }
 
-static PyObject *port_serve(Port *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_port *port = self->port;
+static PyObject *wire_serve(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_wire *wire = self->wire;
     bool is_new = false;
-    if (port && self->signal_fd >= 0) {
+    if (wire && self->signal_fd >= 0) {
         enter_core();
-        is_new = !port->service && rdmacm_service_start(port, self->signal_fd);
+        is_new = !wire->service && rdmacm_service_start(wire, self->signal_fd);
         rdmacm_leave();
     }
     return PyBool_FromLong(is_new);
 }
 
-static PyObject *port_clear_signal(Port *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *wire_clear_signal(Wire *self, PyObject *Py_UNUSED(ignored)) {
     uint64_t count;
     enter_core(); /* as the thread that signals */
     bool failed = self->signal_fd >= 0 && read(self->signal_fd, &count, sizeof count) < 0 && errno != EAGAIN;
-    if (self->port && self->port->service)
-        rdmacm_service_clear_signal(self->port);
+    if (self->wire && self->wire->service)
+        rdmacm_service_clear_signal(self->wire);
     rdmacm_leave();
     if (failed)
         return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
 
-static PyObject *port_close(Port *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_port *port = self->port;
-    if (!port)
+static PyObject *wire_close(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_wire *wire = self->wire;
+    if (!wire)
         Py_RETURN_NONE;
-    if (port->service) {
+    if (wire->service) {
         Py_BEGIN_ALLOW_THREADS
-        rdmacm_service_stop(port);
+        rdmacm_service_stop(wire);
         Py_END_ALLOW_THREADS
     }
     close_signal(self);
     enter_core();
-    rdmacm_port_forget_all(port);
-    rdmacm_port_clear_arrivals(port);
-    for (; port->added; port->added = port->added->next_added)
-        port->added->is_listed = false;
-    port->sources_count = 0;
-    port->recent = port->poll_fd = -1;
-    struct rdmacm_hold *finished = port->finished;
-    port->finished = NULL;
+    rdmacm_wire_forget_all(wire);
+    rdmacm_wire_clear_arrivals(wire);
+    for (; wire->added; wire->added = wire->added->next_added)
+        wire->added->is_listed = false;
+    wire->sources_count = 0;
+    wire->recent = wire->poll_fd = -1;
+    struct rdmacm_pin *finished = wire->finished;
+    wire->finished = NULL;
     rdmacm_leave();
     drop_finished(finished);
     Py_RETURN_NONE;
 }
 
-static PyObject *port_abandon(Port *self, PyObject *Py_UNUSED(ignored)) {
-    self->port = NULL; /* leaked: a thread that fork(2) has not copied may have been about to change it */
+static PyObject *wire_abandon(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    self->wire = NULL; /* leaked: a thread that fork(2) has not copied may have been about to change it */
     close_signal(self);
     Py_RETURN_NONE;
 }
 
-static void port_dealloc(Port *self) {
+static void wire_dealloc(Wire *self) {
     PyObject_GC_UnTrack(self);
-    if (self->port) {
-        Py_DECREF(port_close(self, NULL)); /* nobody else has the port, whose lock nobody takes therefore */
-        rdmacm_port_free(self->port);
+    if (self->wire) {
+        Py_DECREF(wire_close(self, NULL)); /* nobody else has the wire, whose lock nobody takes therefore */
+        rdmacm_wire_free(self->wire);
     }
-    port_clear(self);
+    wire_clear(self);
     Py_XDECREF((PyObject *)self->lock);
     free_object((PyObject *)self);
 }
 
-static PyObject *port_add_source(Port *self, PyObject *argument) {
+static PyObject *wire_add_source(Wire *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (self->port) {
+    if (self->wire) {
         enter_core();
-        bool done = rdmacm_port_add_source(self->port, (int)fd);
+        bool done = rdmacm_wire_add_source(self->wire, (int)fd);
         rdmacm_leave();
         if (!done)
             return PyErr_NoMemory();
@@ -396,28 +396,28 @@ static PyObject *port_add_source(Port *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *port_receive(Port *self, PyObject *argument) {
+static PyObject *wire_receive(Wire *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
     size_t count = 0;
-    struct rdmacm_port *port = self->port;
-    if (port) {
+    struct rdmacm_wire *wire = self->wire;
+    if (wire) {
         PyThreadState *state = begin_core();
-        count = rdmacm_port_receive(port, (int)fd, 1);
-        if (port->ready)
-            rdmacm_port_take_turns(port, rdmacm_now());
+        count = rdmacm_wire_receive(wire, (int)fd, 1);
+        if (wire->ready)
+            rdmacm_wire_take_turns(wire, rdmacm_now());
         end_core(state);
     }
     return PyLong_FromSize_t(count);
 }
 
-static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->port && !self->is_background)
-        atomic_fetch_add_explicit(&self->port->calls, 1, memory_order_relaxed);
-    if (self->port) {
+static PyObject *wire_acknowledge(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->wire && !self->is_background)
+        atomic_fetch_add_explicit(&self->wire->calls, 1, memory_order_relaxed);
+    if (self->wire) {
         enter_core();
-        bool has_acks = self->port->acks;
+        bool has_acks = self->wire->acks;
         rdmacm_leave();
         if (has_acks)
             acknowledge(self);
@@ -425,16 +425,16 @@ static PyObject *port_acknowledge(Port *self, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *port_begin_turn(Port *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_port *port = self->port;
+static PyObject *wire_begin_turn(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_wire *wire = self->wire;
     uint64_t taken = 0;
-    if (port) {
+    if (wire) {
         if (!self->is_background)
-            atomic_fetch_add_explicit(&port->calls, 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
         enter_core();
-        rdmacm_port_end_arrivals(port);
-        bool has_acks = port->acks;
-        taken = port->taken;
+        rdmacm_wire_end_arrivals(wire);
+        bool has_acks = wire->acks;
+        taken = wire->taken;
         rdmacm_leave();
         if (has_acks)
             acknowledge(self);
@@ -442,28 +442,28 @@ static PyObject *port_begin_turn(Port *self, PyObject *Py_UNUSED(ignored)) {
     return PyLong_FromUnsignedLongLong(taken);
 }
 
-static PyObject *port_end_turn(Port *self, PyObject *const *args, Py_ssize_t count) {
-    struct rdmacm_port *port = self->port;
+static PyObject *wire_end_turn(Wire *self, PyObject *const *args, Py_ssize_t count) {
+    struct rdmacm_wire *wire = self->wire;
     uint64_t taken = count == 2 ? PyLong_AsUnsignedLongLong(args[1]) : 0;
     if (count != 2 && !PyErr_Occurred())
         PyErr_SetString(PyExc_TypeError, "a queue and a number are wanted");
     if (PyErr_Occurred())
         return NULL;
     bool is_busy = false;
-    if (port) {
+    if (wire) {
         enter_core();
-        bool has_work = port->ready || port->acks;
-        is_busy = port->taken != taken;
+        bool has_work = wire->ready || wire->acks;
+        is_busy = wire->taken != taken;
         rdmacm_leave();
         if (has_work) {
             bool result = PyObject_IsTrue(args[0]) > 0;
             PyThreadState *state = begin_core();
             double now = rdmacm_now();
-            if (port->ready)
-                rdmacm_port_take_turns(port, now);
-            is_busy |= port->ready != NULL;
-            if (port->acks)
-                rdmacm_port_end_turn(port, result, now);
+            if (wire->ready)
+                rdmacm_wire_take_turns(wire, now);
+            is_busy |= wire->ready != NULL;
+            if (wire->acks)
+                rdmacm_wire_end_turn(wire, result, now);
             end_core(state);
         }
     }
@@ -480,12 +480,12 @@ static PyObject *address_of(const struct sockaddr_storage *source) {
                          ntohl(from->sin6_flowinfo) & 0xFFFFF, from->sin6_scope_id);
 }
 
-static PyObject *port_take_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *wire_take_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
     struct rdmacm_arrival *arrival = NULL;
-    if (list && self->port) {
+    if (list && self->wire) {
         enter_core();
-        arrival = rdmacm_port_take_arrivals(self->port);
+        arrival = rdmacm_wire_take_arrivals(self->wire);
         rdmacm_leave();
     }
     for (; list && arrival; arrival = arrival->next) { /* nobody else has those that were taken */
@@ -500,19 +500,19 @@ static PyObject *port_take_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
-static PyObject *port_end_arrivals(Port *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->port) {
+static PyObject *wire_end_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    if (self->wire) {
         enter_core();
-        rdmacm_port_end_arrivals(self->port);
+        rdmacm_wire_end_arrivals(self->wire);
         rdmacm_leave();
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_port *port = self->port;
+static PyObject *wire_take_counts(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_wire *wire = self->wire;
     PyObject *list = PyList_New(0);
-    if (!list || !port)
+    if (!list || !wire)
         return list;
     struct {
         int code;
@@ -520,25 +520,25 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
     } found[RDMACM_ERRNO_COUNT + 3];
     size_t count = 0;
     enter_core();
-    if (!port->has_counts) {
+    if (!wire->has_counts) {
         rdmacm_leave();
         return list;
     }
-    port->has_counts = false;
+    wire->has_counts = false;
     for (int code = 0; code < RDMACM_ERRNO_COUNT; code++) {
-        if (port->lost[code]) {
+        if (wire->lost[code]) {
             found[count].code = code;
-            found[count++].count = port->lost[code];
-            port->lost[code] = 0;
+            found[count++].count = wire->lost[code];
+            wire->lost[code] = 0;
         }
     }
     found[count].code = RDMACM_COUNT_NO_ROOM;
-    found[count++].count = port->no_room;
+    found[count++].count = wire->no_room;
     found[count].code = RDMACM_COUNT_TRAINS_CUT;
-    found[count++].count = port->trains_cut;
+    found[count++].count = wire->trains_cut;
     found[count].code = RDMACM_COUNT_DROPPED;
-    found[count++].count = port->dropped;
-    port->no_room = port->trains_cut = port->dropped = 0;
+    found[count++].count = wire->dropped;
+    wire->no_room = wire->trains_cut = wire->dropped = 0;
     rdmacm_leave();
     for (size_t i = 0; list && i < count; i++) {
         PyObject *item = found[i].count ? Py_BuildValue("ik", found[i].code, found[i].count) : Py_NewRef(Py_None);
@@ -551,7 +551,7 @@ static PyObject *port_take_counts(Port *self, PyObject *Py_UNUSED(ignored)) {
 
 /* -- queue pairs, and packets that none of them accepts -------------------------------------------------------------- */
 
-static PyObject *port_set_slots(Port *self, PyObject *slots) {
+static PyObject *wire_set_slots(Wire *self, PyObject *slots) {
     uint8_t own[RDMACM_MAX_SLOT / 8 + 1] = {0};
     Py_ssize_t count = slots == Py_None ? 0 : PyTuple_Check(slots) ? PyTuple_Size(slots) : -1;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -563,16 +563,16 @@ static PyObject *port_set_slots(Port *self, PyObject *slots) {
         PyErr_SetString(PyExc_TypeError, "a tuple of slots or None is wanted");
     if (PyErr_Occurred())
         return NULL;
-    if (self->port) {
+    if (self->wire) {
         enter_core();
-        memcpy(self->port->own_slots, own, sizeof own);
-        self->port->shares_port = slots != Py_None;
+        memcpy(self->wire->own_slots, own, sizeof own);
+        self->wire->shares_port = slots != Py_None;
         rdmacm_leave();
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *port_accept(Port *self, PyObject *args) {
+static PyObject *wire_accept(Wire *self, PyObject *args) {
     unsigned int qp_num, scope = 0;
     int accepts;
     const char *remote = NULL, *local = NULL;
@@ -582,10 +582,10 @@ static PyObject *port_accept(Port *self, PyObject *args) {
     if (accepts < RDMACM_ACCEPTS_ANY || accepts > RDMACM_ACCEPTS_PEER || local_length != remote_length ||
         (accepts == RDMACM_ACCEPTS_PEER && local_length != 4 && local_length != 16))
         return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes are wanted");
-    if (!self->port)
+    if (!self->wire)
         Py_RETURN_NONE;
     enter_core();
-    struct rdmacm_known *known = rdmacm_port_know(self->port, qp_num);
+    struct rdmacm_known *known = rdmacm_wire_know(self->wire, qp_num);
     if (known) {
         known->accepts = (int)accepts;
         if (accepts == RDMACM_ACCEPTS_PEER) {
@@ -601,13 +601,13 @@ static PyObject *port_accept(Port *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *port_forget(Port *self, PyObject *argument) {
+static PyObject *wire_forget(Wire *self, PyObject *argument) {
     unsigned long qp_num = PyLong_AsUnsignedLong(argument);
     if (qp_num == (unsigned long)-1 && PyErr_Occurred())
         return NULL;
-    if (self->port) {
+    if (self->wire) {
         enter_core();
-        rdmacm_port_forget(self->port, (uint32_t)qp_num);
+        rdmacm_wire_forget(self->wire, (uint32_t)qp_num);
         rdmacm_leave();
     }
     Py_RETURN_NONE;
@@ -634,16 +634,16 @@ static void append(PyObject **list, PyObject *item) {
     Py_XDECREF(item);
 }
 
-static PyObject *port_take_strays(Port *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_port *port = self->port;
+static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_wire *wire = self->wire;
     unsigned long counts[RDMACM_STRAYS] = {0};
-    if (!port)
+    if (!wire)
         Py_RETURN_NONE;
     enter_core();
-    bool has_any = rdmacm_port_has_strays(port);
+    bool has_any = rdmacm_wire_has_strays(wire);
     if (has_any) {
-        memcpy(counts, port->strays, sizeof counts);
-        memset(port->strays, 0, sizeof port->strays);
+        memcpy(counts, wire->strays, sizeof counts);
+        memset(wire->strays, 0, sizeof wire->strays);
     }
     rdmacm_leave();
     if (!has_any)
@@ -656,10 +656,10 @@ static PyObject *port_take_strays(Port *self, PyObject *Py_UNUSED(ignored)) {
     for (;;) {
         unsigned long of_one[RDMACM_REFUSALS];
         enter_core();
-        struct rdmacm_known *known = port->refusing;
+        struct rdmacm_known *known = wire->refusing;
         uint32_t qp_num = 0;
         if (known) {
-            port->refusing = known->next;
+            wire->refusing = known->next;
             known->is_listed = false;
             qp_num = known->qp_num;
             memcpy(of_one, known->refused, sizeof of_one);
@@ -691,10 +691,10 @@ struct event {
 };
 
 /* The mutex is held, and the interpreter's lock. */
-static size_t pop_events(struct rdmacm_port *port, struct event *found) {
+static size_t pop_events(struct rdmacm_wire *wire, struct event *found) {
     size_t count = 0;
-    for (struct rdmacm_conn *conn; count < MOST_EVENTS && (conn = port->events); count++) {
-        port->events = conn->next_event;
+    for (struct rdmacm_conn *conn; count < MOST_EVENTS && (conn = wire->events); count++) {
+        wire->events = conn->next_event;
         conn->in_events = false;
         struct event *event = &found[count];
         event->owner = Py_NewRef((PyObject *)conn->owner);
@@ -712,13 +712,13 @@ static size_t pop_events(struct rdmacm_port *port, struct event *found) {
     return count;
 }
 
-static PyObject *port_take_events(Port *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *wire_take_events(Wire *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
     struct event found[MOST_EVENTS];
     size_t count = MOST_EVENTS;
-    while (list && self->port && count == MOST_EVENTS) {
+    while (list && self->wire && count == MOST_EVENTS) {
         enter_core();
-        count = pop_events(self->port, found);
+        count = pop_events(self->wire, found);
         rdmacm_leave();
         for (size_t i = 0; i < count; i++) {
             const struct event *event = &found[i];
@@ -733,15 +733,15 @@ static PyObject *port_take_events(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
-static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *wire_take_added(Wire *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
-    while (list && self->port) {
+    while (list && self->wire) {
         enter_core();
-        struct rdmacm_cq *cq = self->port->added;
+        struct rdmacm_cq *cq = self->wire->added;
         PyObject *owner = NULL;
         bool solicited = false, overrun = false;
         if (cq) {
-            self->port->added = cq->next_added;
+            self->wire->added = cq->next_added;
             cq->is_listed = false;
             solicited = cq->solicited, overrun = cq->overrun;
             cq->solicited = false;
@@ -760,13 +760,13 @@ static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
     return list;
 }
 
-/* -- fields of a port ------------------------------------------------------------------------------------------------ */
+/* -- fields of a wire ------------------------------------------------------------------------------------------------ */
 
-/* A getter: `value` of self->port, 0 without one. */
+/* A getter: `value` of self->wire, 0 without one. */
 #define GETTER(name, type, value, convert)                                                                             \
-    static PyObject *name(Port *self, void *Py_UNUSED(closure)) {                                                      \
+    static PyObject *name(Wire *self, void *Py_UNUSED(closure)) {                                                      \
         type found = 0;                                                                                                \
-        if (self->port) {                                                                                              \
+        if (self->wire) {                                                                                              \
             enter_core();                                                                                              \
             found = (value);                                                                                           \
             rdmacm_leave();                                                                                            \
@@ -774,52 +774,52 @@ static PyObject *port_take_added(Port *self, PyObject *Py_UNUSED(ignored)) {
         return convert(found);                                                                                         \
     }
 
-GETTER(get_is_enabled, bool, self->port->is_enabled, PyBool_FromLong)
-GETTER(get_may_defer_acks, bool, self->port->may_defer_acks, PyBool_FromLong)
+GETTER(get_is_enabled, bool, self->wire->is_enabled, PyBool_FromLong)
+GETTER(get_may_defer_acks, bool, self->wire->may_defer_acks, PyBool_FromLong)
 /* Whether it reads the sockets for Python. */
-GETTER(get_is_active, bool, self->port->is_enabled && self->port->conns_count, PyBool_FromLong)
-GETTER(get_has_arrivals, bool, self->port->arrivals, PyBool_FromLong)
-/* Whether see_port() of the owner has something to take. */
-GETTER(get_has_work, bool, rdmacm_port_has_strays(self->port) || self->port->has_counts || self->port->events ||
-                               self->port->added, PyBool_FromLong)
+GETTER(get_is_active, bool, self->wire->is_enabled && self->wire->conns_count, PyBool_FromLong)
+GETTER(get_has_arrivals, bool, self->wire->arrivals, PyBool_FromLong)
+/* Whether see_core_wire() of the owner has something to take. */
+GETTER(get_has_work, bool, rdmacm_wire_has_strays(self->wire) || self->wire->has_counts || self->wire->events ||
+                               self->wire->added, PyBool_FromLong)
 /* Whether the owner has to come back soon: more has to be sent, or packets wait for it. */
-GETTER(get_has_more, bool, self->port->ready || self->port->arrivals, PyBool_FromLong)
-GETTER(get_is_served, bool, self->port->service, PyBool_FromLong)
-GETTER(get_taken, uint64_t, self->port->taken, PyLong_FromUnsignedLongLong)
-GETTER(get_deferrals, uint64_t, self->port->deferrals, PyLong_FromUnsignedLongLong)
+GETTER(get_has_more, bool, self->wire->ready || self->wire->arrivals, PyBool_FromLong)
+GETTER(get_is_served, bool, self->wire->service, PyBool_FromLong)
+GETTER(get_taken, uint64_t, self->wire->taken, PyLong_FromUnsignedLongLong)
+GETTER(get_deferrals, uint64_t, self->wire->deferrals, PyLong_FromUnsignedLongLong)
 
-static int set_is_enabled(Port *self, PyObject *value, void *Py_UNUSED(closure)) {
-    struct rdmacm_port *port = self->port;
-    if (port) {
+static int set_is_enabled(Wire *self, PyObject *value, void *Py_UNUSED(closure)) {
+    struct rdmacm_wire *wire = self->wire;
+    if (wire) {
         bool is_enabled = value && PyObject_IsTrue(value) > 0;
         take_lock(self->lock);
         PyThreadState *state = begin_core();
         /* What the core has to send leaves before a tap is there, which sees all that follows. */
-        rdmacm_port_acknowledge(port, rdmacm_now());
-        while (port->ready)
-            rdmacm_port_take_turns(port, rdmacm_now());
-        port->is_enabled = is_enabled;
+        rdmacm_wire_acknowledge(wire, rdmacm_now());
+        while (wire->ready)
+            rdmacm_wire_take_turns(wire, rdmacm_now());
+        wire->is_enabled = is_enabled;
         end_core(state);
         rdmacm_lock_release(&self->lock->lock);
     }
     return 0;
 }
 
-static int set_may_defer_acks(Port *self, PyObject *value, void *Py_UNUSED(closure)) {
-    if (self->port) {
+static int set_may_defer_acks(Wire *self, PyObject *value, void *Py_UNUSED(closure)) {
+    if (self->wire) {
         bool may = value && PyObject_IsTrue(value) > 0;
         enter_core();
-        self->port->may_defer_acks = may;
+        self->wire->may_defer_acks = may;
         rdmacm_leave();
     }
     return 0;
 }
 
-static PyObject *get_calls(Port *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(self->port ? atomic_load(&self->port->calls) : 0);
+static PyObject *get_calls(Wire *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(self->wire ? atomic_load(&self->wire->calls) : 0);
 }
 
-static PyGetSetDef port_getset[] = {
+static PyGetSetDef wire_getset[] = {
     {"is_enabled", (getter)get_is_enabled, (setter)set_is_enabled, NULL, NULL},
     {"may_defer_acks", (getter)get_may_defer_acks, (setter)set_may_defer_acks, NULL, NULL},
     {"is_active", (getter)get_is_active, NULL, NULL, NULL},
@@ -833,67 +833,67 @@ static PyGetSetDef port_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef port_members[] = {
-    {"is_processing", T_BOOL, offsetof(Port, is_processing), 0, NULL},
-    {"is_background", T_BOOL, offsetof(Port, is_background), 0, NULL},
+static PyMemberDef wire_members[] = {
+    {"is_processing", T_BOOL, offsetof(Wire, is_processing), 0, NULL},
+    {"is_background", T_BOOL, offsetof(Wire, is_background), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyMethodDef port_methods[] = {
-    {"open", (PyCFunction)port_open, METH_O,
+static PyMethodDef wire_methods[] = {
+    {"open", (PyCFunction)wire_open, METH_O,
      "open(poll_fd): the epoll descriptor of all that the owner reads; one that is readable when it has to look here."},
-    {"serve", (PyCFunction)port_serve, METH_NOARGS, "Have a thread serve the peers; True if it is new."},
-    {"clear_signal", (PyCFunction)port_clear_signal, METH_NOARGS, "The owner has looked at that descriptor."},
-    {"close", (PyCFunction)port_close, METH_NOARGS, "Let go of the connections and of the sockets, which stay open."},
-    {"abandon", (PyCFunction)port_abandon, METH_NOARGS, "In a child of fork(2): do nothing any more."},
-    {"add_source", (PyCFunction)port_add_source, METH_O, "add_source(fd): read a UDP socket."},
-    {"receive", (PyCFunction)port_receive, METH_O, "receive(fd): read a socket; the number of datagrams."},
-    {"acknowledge", (PyCFunction)port_acknowledge, METH_NOARGS, "Send the ACKs that wait."},
-    {"begin_turn", (PyCFunction)port_begin_turn, METH_NOARGS,
+    {"serve", (PyCFunction)wire_serve, METH_NOARGS, "Have a thread serve the peers; True if it is new."},
+    {"clear_signal", (PyCFunction)wire_clear_signal, METH_NOARGS, "The owner has looked at that descriptor."},
+    {"close", (PyCFunction)wire_close, METH_NOARGS, "Let go of the connections and of the sockets, which stay open."},
+    {"abandon", (PyCFunction)wire_abandon, METH_NOARGS, "In a child of fork(2): do nothing any more."},
+    {"add_source", (PyCFunction)wire_add_source, METH_O, "add_source(fd): read a UDP socket."},
+    {"receive", (PyCFunction)wire_receive, METH_O, "receive(fd): read a socket; the number of datagrams."},
+    {"acknowledge", (PyCFunction)wire_acknowledge, METH_NOARGS, "Send the ACKs that wait."},
+    {"begin_turn", (PyCFunction)wire_begin_turn, METH_NOARGS,
      "Before the sockets are read: end_arrivals() and acknowledge(); returns `taken`."},
-    {"end_turn", (PyCFunction)(void (*)(void))port_end_turn, METH_FASTCALL,
+    {"end_turn", (PyCFunction)(void (*)(void))wire_end_turn, METH_FASTCALL,
      "end_turn(has_result, taken): after that, send more, and the ACKs, unless they may be deferred. Whether the core\n"
      "has taken packets since begin_turn() returned `taken`, or has still more to send."},
-    {"take_arrivals", (PyCFunction)port_take_arrivals, METH_NOARGS,
+    {"take_arrivals", (PyCFunction)wire_take_arrivals, METH_NOARGS,
      "What was not processed: (data, segment, (address, port, flow, scope), local, traffic class, hop limit)."},
-    {"end_arrivals", (PyCFunction)port_end_arrivals, METH_NOARGS, "Those that were taken have been processed."},
-    {"take_counts", (PyCFunction)port_take_counts, METH_NOARGS,
+    {"end_arrivals", (PyCFunction)wire_end_arrivals, METH_NOARGS, "Those that were taken have been processed."},
+    {"take_counts", (PyCFunction)wire_take_counts, METH_NOARGS,
      "Packets lost: (errno, count); -1 stands for no room, -2 for trains that were cut, -3 for packets dropped."},
-    {"set_slots", (PyCFunction)port_set_slots, METH_O,
+    {"set_slots", (PyCFunction)wire_set_slots, METH_O,
      "set_slots(slots): those of this process, if it shares the port with others; else None."},
-    {"accept", (PyCFunction)port_accept, METH_VARARGS,
+    {"accept", (PyCFunction)wire_accept, METH_VARARGS,
      "accept(qp_num, whose, remote, local, scope): a queue pair accepts packets of all (0), of nobody (1), or those\n"
      "between two addresses (2)."},
-    {"forget", (PyCFunction)port_forget, METH_O, "forget(qp_num): there is no such queue pair any more."},
-    {"take_strays", (PyCFunction)port_take_strays, METH_NOARGS,
+    {"forget", (PyCFunction)wire_forget, METH_O, "forget(qp_num): there is no such queue pair any more."},
+    {"take_strays", (PyCFunction)wire_take_strays, METH_NOARGS,
      "Packets dropped: (of the wire, reason, count) and (qp_num, reason, count); None: there were none."},
-    {"take_events", (PyCFunction)port_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},
-    {"take_added", (PyCFunction)port_take_added, METH_NOARGS, "(owner, solicited, overrun) of queues."},
+    {"take_events", (PyCFunction)wire_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},
+    {"take_added", (PyCFunction)wire_take_added, METH_NOARGS, "(owner, solicited, overrun) of queues."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot port_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "Port(lock, on_events, sleepers): the sockets of a wire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)port_new},
-    {Py_tp_traverse, (void *)(uintptr_t)port_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)port_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)port_dealloc},
-    {Py_tp_getset, port_getset},
-    {Py_tp_members, port_members},
-    {Py_tp_methods, port_methods},
+static PyType_Slot wire_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t) "Wire(lock, on_events, sleepers): the sockets of a UdpWire (docs/core.md)."},
+    {Py_tp_new, (void *)(uintptr_t)wire_new},
+    {Py_tp_traverse, (void *)(uintptr_t)wire_traverse},
+    {Py_tp_clear, (void *)(uintptr_t)wire_clear},
+    {Py_tp_dealloc, (void *)(uintptr_t)wire_dealloc},
+    {Py_tp_getset, wire_getset},
+    {Py_tp_members, wire_members},
+    {Py_tp_methods, wire_methods},
     {0, NULL},
 };
 
-static PyType_Spec port_spec = {
-    .name = "rdmacm.proto._core.Port",
-    .basicsize = sizeof(Port),
+static PyType_Spec wire_spec = {
+    .name = "rdmacm.proto._core.Wire",
+    .basicsize = sizeof(Wire),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = port_slots,
+    .slots = wire_slots,
 };
 
-bool port_init(PyObject *module) {
+bool wire_init(PyObject *module) {
     lock_type = (PyTypeObject *)PyType_FromSpec(&lock_spec);
-    port_type = (PyTypeObject *)PyType_FromSpec(&port_spec);
-    return lock_type && port_type && PyModule_AddObjectRef(module, "Lock", (PyObject *)lock_type) == 0 &&
-           PyModule_AddObjectRef(module, "Port", (PyObject *)port_type) == 0 && connection_init(module);
+    wire_type = (PyTypeObject *)PyType_FromSpec(&wire_spec);
+    return lock_type && wire_type && PyModule_AddObjectRef(module, "Lock", (PyObject *)lock_type) == 0 &&
+           PyModule_AddObjectRef(module, "Wire", (PyObject *)wire_type) == 0 && connection_init(module);
 }

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from rdmacm import CmId
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.verbs import SGE, QPCap, QPInitAttr, SendFlag, SendWR, WROpcode
 from support.netns import python_environment
 

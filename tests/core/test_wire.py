@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pytest
 
 from rdmacm import CmId, RdmaError
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs import (
     CQ,

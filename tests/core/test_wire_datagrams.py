@@ -18,7 +18,7 @@ import pytest
 from rdmacm import RdmaError, open_device
 from rdmacm.address import Gid
 from rdmacm.proto.constants import ROCE_PORT
-from rdmacm.proto.core import compiled
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.icrc import icrc_between
@@ -555,7 +555,7 @@ def test_fork_leaves_the_port_to_the_parent(ends: Ends) -> None:
 _COMPUTING = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from core.test_port_datagrams import Ends
+from core.test_wire_datagrams import Ends
 ends = Ends()
 ends.right.receive(1)
 memory = ends.right.memory
