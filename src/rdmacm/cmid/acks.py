@@ -5,13 +5,15 @@ There is one lock and one condition for all ids. Waiting is rare, and a lock for
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 
+from rdmacm.errors import cm_error
 from rdmacm.interrupts.handlers import checkpoint
 from rdmacm.interrupts.protection import hold_during_fork
 
-__all__ = ["ACK_LOCK", "wait_acked", "waiters", "wake_waiters"]
+__all__ = ["ACK_LOCK", "EventOwner", "wait_acked", "waiters", "wake_waiters"]
 
 #: Seconds after which a wait is interrupted at the latest. A condition itself must not be: it would lose its lock.
 _LATENCY = 0.05
@@ -40,3 +42,35 @@ def wait_acked(done: Callable[[], bool]) -> None:
             finally:
                 waiters -= 1
             checkpoint()
+
+
+class EventOwner:
+    """Counts events that are fetched and acknowledged: those of an id, or of one join of a group."""
+
+    __slots__ = {
+        "_events_reported": "How many events were fetched; the provider's lock guards it.",
+        "_events_completed": "How many events were acknowledged; ACK_LOCK guards it.",
+        "_holders": "The threads that hold an event, once for each event.",
+    }
+
+    def __init__(self) -> None:
+        self._events_reported = 0
+        self._events_completed = 0
+        self._holders: list[int] = []
+
+    def _reported(self) -> None:
+        """Count an event that the calling thread fetches (:class:`rdmacm.provider.Owner`)."""
+        self._events_reported += 1
+        self._holders.append(threading.get_ident())
+
+    def _acknowledged(self, thread: int) -> None:
+        """Count an event that ``thread`` fetched as acknowledged (ACK_LOCK is held)."""
+        self._events_completed += 1
+        if thread in self._holders:
+            self._holders.remove(thread)
+
+    def _check_holder(self, call: str, what: str, address: str | None = None, hint: str = "") -> None:
+        """Raise EDEADLK if this thread holds an event: it would wait for itself."""
+        if threading.get_ident() in self._holders:
+            text = f"this thread holds an event of the {what}, and would wait for itself"
+            raise cm_error(errno.EDEADLK, text, call, address, f"ack() the event first{hint}")

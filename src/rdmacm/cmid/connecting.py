@@ -6,9 +6,9 @@ import errno
 from dataclasses import replace
 from functools import partial
 
-from rdmacm.cmid.queues import QueueBase
 from rdmacm.cmid.services import Service, register, wait_for
-from rdmacm.constants import CmEventType, PortSpace
+from rdmacm.cmid.state import IdState
+from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, RejectReason
 from rdmacm.proto.sa import PathRecord
@@ -16,28 +16,18 @@ from rdmacm.provider.connparam import MAXIMUM, ConnParam, Ece
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
-from rdmacm.verbs.qp import QPInitAttr
 
-__all__ = ["ConnectionBase"]
+__all__ = ["Connecting"]
 
 #: The exclusive limits of fields: queue pair number and Q_Key have so many bits in a message, retry counts 8 in C.
 _LIMITS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
 _DEFAULT_PARAM = ConnParam()
 
 
-class ConnectionBase(QueueBase):
+class Connecting(IdState):
     """The part of :class:`rdmacm.CmId` that listens and connects."""
 
-    __slots__ = ("_connect_prefix", "_qp_template", "_request")
-
-    def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
-        super()._prepare(ps, qp_type)
-        #: The connect data of a resolved address: goes ahead of the private data of the first connect().
-        self._connect_prefix = b""
-        #: What create_ep() gives a listener for the queue pairs of its accepted ids.
-        self._qp_template: QPInitAttr | None = None
-        #: The parameters of the request that made this id.
-        self._request: ConnParam | None = None
+    __slots__ = ()
 
     # -- passive side ---------------------------------------------------------------------------------
 

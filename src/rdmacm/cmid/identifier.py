@@ -20,15 +20,19 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from rdmacm.address import SockAddr, lookup_address
 from rdmacm.cmid import acks
 from rdmacm.cmid.acks import ACK_LOCK, wait_acked
+from rdmacm.cmid.connecting import Connecting
+from rdmacm.cmid.failures import error_of
 from rdmacm.cmid.lookups import NameLookups
-from rdmacm.cmid.multicast import GroupMembership, MulticastBase
-from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
+from rdmacm.cmid.multicast import GroupMembership
+from rdmacm.cmid.queues import Queues
+from rdmacm.cmid.resolving import Resolving
+from rdmacm.constants import CmEventType, McJoinFlag, PortSpace
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.interrupts.protection import finalize
-from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.provider.multicast import GroupJoin
@@ -37,32 +41,7 @@ from rdmacm.verbs.enums import QPType
 
 __all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
 
-#: The events whose status says that the peer has no listener for the service id.
-_NO_LISTENER = {
-    (CmEventType.REJECTED, RejectReason.INVALID_SERVICE_ID),
-    (CmEventType.UNREACHABLE, SidrStatus.UNSUPPORTED),
-}
-
-#: What to try after UNREACHABLE with an error of the network.
-_NETWORK_HINTS = {
-    -errno.ECONNREFUSED: "starting the peer (no process there has opened an RDMA device), or accepting UDP port 4791 in"
-    " its firewall",
-    -errno.EHOSTUNREACH: "checking that the peer is up, and the routes and firewalls on the way",
-    -errno.ENETUNREACH: "checking the routes on the way",
-    -errno.EACCES: "accepting UDP port 4791 in the firewalls of this host and on the way; `ip route get`",
-    -errno.EPERM: "accepting UDP port 4791 in the firewall of this host",
-}
-
-#: The call that a failure event belongs to.
-_STEPS = {
-    CmEventType.ADDR_ERROR: "resolve_addr",
-    CmEventType.ROUTE_ERROR: "resolve_route",
-    CmEventType.ADDRINFO_ERROR: "resolve_addrinfo",
-    CmEventType.CONNECT_ERROR: "connect",
-    CmEventType.UNREACHABLE: "connect",
-    CmEventType.REJECTED: "connect",
-    CmEventType.MULTICAST_ERROR: "join_multicast",
-}
+_FETCH_HINT = ", or fetch it in a with statement"
 
 
 def event_str(event: int) -> str:
@@ -119,7 +98,7 @@ class CmEvent:
         assert isinstance(join, GroupMembership)
         self._join = join
         if self.type is CmEventType.MULTICAST_JOIN and isinstance(self.param, UdParam):
-            error = self._owner._attach_group(join, self.param)
+            error = self._owner._groups.attach(join, self._owner.qp, self.param)
             if error is not None:
                 self.type, self.status = CmEventType.MULTICAST_ERROR, -(error.errno or errno.EIO)
                 self.message = f"the queue pair was not attached: {error.strerror}"
@@ -151,23 +130,8 @@ class CmEvent:
             return None
         if self._error is not None:
             return self._error
-        if self.type is CmEventType.REJECTED or (self.type is CmEventType.UNREACHABLE and self.status > 0):
-            no_listener = (self.type, self.status) in _NO_LISTENER
-            hint = "checking that a listener runs there, and on that port" if no_listener else None
-            address = str(self.id.peer_addr_text)
-            return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
-        explanation = self.explanation
-        hint = explanation.hint if explanation else None
-        if self.type is CmEventType.UNREACHABLE:
-            hint = _NETWORK_HINTS.get(self.status)
-        return cm_error(
-            abs(self.status),
-            self.message or str(self.type),
-            _STEPS.get(self.type, str(self.type)),
-            str(self.id.peer_addr_text),
-            hint,
-            explanation,
-        )
+        address = str(self.id.peer_addr_text)
+        return error_of(self.type, self.status, self.message, address, self.private_data, self.explanation)
 
     def ack(self) -> None:
         """Acknowledge the event, rdma_ack_cm_event(3). More than once does nothing."""
@@ -177,7 +141,7 @@ class CmEvent:
             self._pending = False
             self._owner._acknowledged(self._thread)
             if self._join is not None:
-                self._join.acknowledged(self._thread)
+                self._join._acknowledged(self._thread)
             if acks.waiters:
                 acks.wake_waiters()
 
@@ -307,7 +271,7 @@ class EventChannel:
         return f"<EventChannel {self.provider.name}{' closed' if self._closed else ''}>"
 
 
-class CmId(MulticastBase):
+class CmId(Resolving, Connecting, Queues):
     """A communication identifier, ``struct rdma_cm_id``: the counterpart of a socket.
 
     ``channel``: where its events go; None makes the id *synchronous*: each call then waits for its outcome and raises
@@ -327,15 +291,10 @@ class CmId(MulticastBase):
     '::ffff:127.0.0.1'
     """
 
-    __slots__ = {
-        "context": "The user's own object; a new id of a listener has the listener's.",
-        "event": "The last event of a synchronous id, until its next call; else None.",
-        "_events_reported": "How many events were fetched; the provider's lock guards it.",
-        "_events_completed": "How many events were acknowledged; ACK_LOCK guards it.",
-        "_holders": "The threads that hold an event of the id, once for each event.",
-    }
+    __slots__ = ()
 
     _channel: EventChannel
+    event: CmEvent | None
 
     def __init__(
         self,
@@ -346,27 +305,17 @@ class CmId(MulticastBase):
         qp_type: int | None = None,
         provider: str | Provider | None = None,
     ) -> None:
-        self._closed = True
+        self._closed = True  # of one that cannot be made
         ps = member(PortSpace, port_space, "port space", "create_id")
         kind = member(QPType, qp_type, "qp_type", "create_id") if qp_type else None
         if kind is None or ps is not PortSpace.IB:  # as in the kernel, the other port spaces leave no choice
             kind = QPType.UD if ps in (PortSpace.UDP, PortSpace.IPOIB) else QPType.RC
         if channel is not None and provider is not None:
             raise TypeError("a channel has its provider: give one or the other")
-        self._private = channel is None
-        self._channel = EventChannel(provider) if channel is None else channel
-        self._start(ps, kind, context)
-        self._backend = self._channel.provider.create_id(self._channel._queue, self, ps, kind)
+        own = EventChannel(provider) if channel is None else channel
+        self._begin(own, channel is None, ps, kind, context)
+        self._backend = own.provider.create_id(own._queue, self, ps, kind)
         self._closed = False
-
-    def _start(self, ps: PortSpace, qp_type: QPType, context: object) -> None:
-        """Set every attribute but those that say where the id's events go."""
-        self._prepare(ps, qp_type)
-        self.context = context
-        self.event: CmEvent | None = None
-        self._events_reported = 0
-        self._events_completed = 0
-        self._holders: list[int] = []
 
     @property
     def channel(self) -> EventChannel:
@@ -378,10 +327,7 @@ class CmId(MulticastBase):
     def _take_request(self, backend: IdBackend, param: ConnParam | UdParam | None) -> CmId:
         """The new id of a CONNECT_REQUEST to this listener, as the event is fetched."""
         new = type(self).__new__(type(self))
-        new._closed = True
-        new._private = False
-        new._channel = self._channel
-        new._start(self.ps, self.qp_type, self.context)
+        new._begin(self._channel, False, self.ps, self.qp_type, self.context)
         new._backend = backend
         new._request = param if isinstance(param, ConnParam) else None
         new._closed = False
@@ -401,6 +347,7 @@ class CmId(MulticastBase):
         while True:
             self._release_event()
             event = self._next_event("get_request", timeout)
+            assert isinstance(event, CmEvent)
             if event.type is CmEventType.CONNECT_REQUEST:
                 break
             self.event = event
@@ -429,45 +376,51 @@ class CmId(MulticastBase):
         self._check_alive("write_cm_event")
         self._post(CmEventType.USER, status, arg)
 
-    def _reported(self) -> None:
-        """Count an event of this id that the calling thread fetches (:class:`rdmacm.provider.Owner`)."""
-        self._events_reported += 1
-        self._holders.append(threading.get_ident())
+    # -- multicast groups -----------------------------------------------------------------------------
 
-    def _acknowledged(self, thread: int) -> None:
-        """Count an event of this id, fetched by ``thread``, as acknowledged (ACK_LOCK is held)."""
-        self._events_completed += 1
-        if thread in self._holders:
-            self._holders.remove(thread)
+    def join_multicast(self, address: SockAddr, context: object = None) -> None:
+        """Join a multicast group on the id's port, to send to it and receive from it, rdma_join_multicast(3).
 
-    def _post(self, kind: CmEventType, status: int = 0, arg: int = 0, message: str = "") -> None:
-        self._channel._queue.post(QueuedEvent(self, kind, status, arg, message=message))
+        Ends in MULTICAST_JOIN, whose ``event.param`` has the address vector, queue pair number 0xFFFFFF and the Q_Key
+        to send with, or in MULTICAST_ERROR; both have ``context`` as ``event.join_context``. As the event is fetched,
+        the id's queue pair is attached to the group: it receives its messages, the id's own as well. An id without one
+        attaches the application's with :meth:`rdmacm.verbs.QP.attach_mcast`.
 
-    def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
-        while True:
+        EINVAL: the id is not of type UD, is not bound to a device, or is resolving or connected; not a multicast
+        address, or one of another family than the id's; ENOMEM: ``max_mcast_grp`` groups of the device are in use.
+        """
+        self.join_multicast_ex(address, McJoinFlag.FULLMEMBER, context)
+
+    def join_multicast_ex(
+        self, address: SockAddr, join_flags: int = McJoinFlag.FULLMEMBER, context: object = None
+    ) -> None:
+        """As :meth:`join_multicast`; with SENDONLY_FULLMEMBER to send only, rdma_join_multicast_ex(3).
+
+        ``join_flags``: a :class:`McJoinFlag`. On InfiniBand, EOPNOTSUPP if the subnet administrator lacks send-only
+        members.
+        """
+        self._check_alive("join_multicast")
+        flag = member(McJoinFlag, join_flags, "join_flags", "join_multicast")
+        membership = self._groups.join(self._backend, lookup_address(address), flag, context)
+        if self._private:
+            try:
+                self._await(CmEventType.MULTICAST_JOIN, CmEventType.MULTICAST_ERROR)
+            except BaseException:
+                self._groups.drop(self._backend, membership)
+                raise
+
+    def leave_multicast(self, address: SockAddr) -> None:
+        """Leave a group, rdma_leave_multicast(3), with the address that it was joined with.
+
+        The id's queue pair receives no more of its messages. Waits until other threads have acknowledged the events of
+        this join; EDEADLK where this thread holds one. Also before MULTICAST_JOIN has come. EADDRNOTAVAIL: it was not
+        joined. Destroying the id leaves all groups.
+        """
+        self._check_alive("leave_multicast")
+        membership = self._groups.find(lookup_address(address))
+        if self._private:
             self._release_event()
-            event = self._next_event(_STEPS[failures[0]] if failures else "disconnect")
-            self.event = event
-            if event.type is wanted and event.status == 0:
-                return
-            if event.type in (wanted, *failures, CmEventType.DEVICE_REMOVAL):
-                error = event.error
-                if error is None and event.type is CmEventType.DISCONNECTED:
-                    error = cm_error(errno.ECONNRESET, "the peer disconnected meanwhile", "accept", self.peer_addr_text)
-                raise error or cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
-
-    def _next_event(self, call: str, timeout: float | None = None) -> CmEvent:
-        """The next event of a synchronous id; ENXIO if another thread destroys the id meanwhile."""
-        try:
-            return self._channel.get_event(timeout)
-        except RdmaError:
-            self._check_alive(call)
-            raise
-
-    def _release_event(self) -> None:
-        if self.event is not None:
-            self.event.ack()
-            self.event = None
+        self._groups.leave(self._backend, membership, wait=not self._channel._is_inherited)
 
     # -- migration and destruction --------------------------------------------------------------------
 
@@ -485,7 +438,7 @@ class CmId(MulticastBase):
             raise cm_error(errno.EINVAL, "the channel belongs to another provider", "migrate_id")
         if self._private:
             self._release_event()
-        self._check_holder("migrate_id")
+        self._check_holder("migrate_id", "id", hint=_FETCH_HINT)
         new = channel if channel is not None else EventChannel(self._channel.provider)
         old, was_private = self._channel, self._private
         try:
@@ -512,11 +465,10 @@ class CmId(MulticastBase):
             return
         if self._private:
             self._release_event()
-        self._check_holder("destroy_id")
+        self._check_holder("destroy_id", "id", hint=_FETCH_HINT)
         self._closed = True
-        if self._lookup is not None:
-            self._channel._lookups.cancel(self._lookup)
-            self._lookup = None
+        if self._addrinfo is not None and self._addrinfo.lookup is not None:
+            self._channel._lookups.cancel(self._addrinfo.lookup)
         self._backend.destroy()
         for waiting in self._channel._queue.take(self):
             if waiting.new_id is not None:  # a request that was never fetched
@@ -533,15 +485,6 @@ class CmId(MulticastBase):
                 self.destroy_srq()
 
     close = destroy
-
-    def _check_holder(self, call: str) -> None:
-        if threading.get_ident() in self._holders:
-            raise cm_error(
-                errno.EDEADLK,
-                "this thread holds an event of the id, and would wait for itself",
-                call,
-                hint="ack() the event first, or fetch it in a with statement",
-            )
 
     def __enter__(self) -> Self:
         return self

@@ -8,13 +8,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.interrupts.protection import renew_in_child
 
-__all__ = ["NameLookup", "NameLookups"]
+__all__ = ["AddrinfoOutcome", "NameLookup", "NameLookups"]
 
 #: The most threads of one channel, and so the most name servers it waits for at a time.
 _MAX_THREADS = 8
@@ -47,6 +48,16 @@ class NameLookup:
         with lock:
             if not self.cancelled:
                 self._done(result, failure)
+
+
+@dataclass(slots=True)
+class AddrinfoOutcome:
+    """What resolve_addrinfo of an id has begun and found, until the outcome is fetched."""
+
+    #: None if the subnet administrator is asked for a service instead: the id's backend has the list.
+    lookup: NameLookup | None
+    found: list[AddrInfo] | None = None
+    failure: RdmaError | None = None
 
 
 class NameLookups:

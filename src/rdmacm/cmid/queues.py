@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
-from rdmacm.cmid.resolving import ResolutionBase
-from rdmacm.constants import PortSpace
+from rdmacm.cmid.state import IdState
 from rdmacm.errors import CmTimeoutError, RdmaError, check_timeout, cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqInitAttr
@@ -22,7 +21,7 @@ from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from rdmacm.verbs.xrcd import XRCD
 
-__all__ = ["QueueBase"]
+__all__ = ["Queues"]
 
 _SEND, _READ, _WRITE = WROpcode.SEND, WROpcode.RDMA_READ, WROpcode.RDMA_WRITE
 
@@ -47,32 +46,10 @@ def _default_xrcd(context: Context) -> XRCD:
     return xrcd
 
 
-class QueueBase(ResolutionBase):
+class Queues(IdState):
     """The part of :class:`rdmacm.CmId` that has a queue pair, and posts to it."""
 
-    __slots__ = {
-        "send_cq": "The :class:`~rdmacm.verbs.CQ` where sends complete; None without a queue pair.",
-        "recv_cq": "The :class:`~rdmacm.verbs.CQ` where receives complete; None without a queue pair.",
-        "send_cq_channel": "The channel of :attr:`send_cq`, if :meth:`create_qp` made both; else None.",
-        "recv_cq_channel": "The channel of :attr:`recv_cq`, if :meth:`create_qp` made both; else None.",
-        "_pd": "None until it is asked for, or a queue pair is created.",
-        "_qp": "The queue pair, or None.",
-        "_srq": "The shared receive queue, or None.",
-        "_own_queues": "What :meth:`create_qp` made, and :meth:`destroy_qp` closes.",
-        "_srq_queues": "What :meth:`create_srq` made, and :meth:`destroy_srq` closes.",
-    }
-
-    def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
-        super()._prepare(ps, qp_type)
-        self._pd: PD | None = None
-        self._qp: QP | None = None
-        self._srq: SRQ | None = None
-        self.send_cq: CQ | None = None
-        self.recv_cq: CQ | None = None
-        self.send_cq_channel: CompChannel | None = None
-        self.recv_cq_channel: CompChannel | None = None
-        self._own_queues: tuple[CQ | CompChannel, ...] = ()
-        self._srq_queues: tuple[CQ | CompChannel, ...] = ()
+    __slots__ = ()
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -96,15 +73,6 @@ class QueueBase(ResolutionBase):
     def srq(self) -> SRQ | None:
         """The shared receive queue made by :meth:`create_srq`."""
         return self._srq
-
-    def _bound(self, step: str) -> Context:
-        self._check_alive(step)
-        context = self.verbs
-        if context is None:
-            raise cm_error(
-                errno.EINVAL, "the id is not bound to a device", step, hint="resolve_addr(), or bind to an address"
-            )
-        return context
 
     # -- queue pairs ----------------------------------------------------------------------------------
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 from dataclasses import dataclass
-from typing import Protocol, Self, Unpack
+from typing import Self, Unpack
 
 from rdmacm.address import Address, Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
-from rdmacm.cmid.lookups import NameLookup, NameLookups
-from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
-from rdmacm.errors import CmStateError, GaiError, RdmaError, cm_error
+from rdmacm.cmid.lookups import AddrinfoOutcome, NameLookup
+from rdmacm.cmid.state import IdState
+from rdmacm.constants import CmEventType, IdOption, OptionLevel, RaiFlag
+from rdmacm.errors import GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import IdBackend, Provider
 from rdmacm.provider.cmstate import State
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import QPType
 
-__all__ = ["ResolutionBase", "Route"]
+__all__ = ["Resolving", "Route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,79 +71,10 @@ def _user(address: Address | None) -> SockAddr | None:
     return address.sockaddr if isinstance(address, InetAddr) else address
 
 
-class Channel(Protocol):
-    """What resolving asks of an id's channel; :class:`rdmacm.EventChannel` is it."""
-
-    @property
-    def provider(self) -> Provider:
-        """The provider of the channel and of its ids."""
-
-    @property
-    def _lookups(self) -> NameLookups:
-        """Where name resolutions run."""
-
-    @property
-    def _is_inherited(self) -> bool:
-        """Whether this is a child of fork(2), and the channel is the parent's."""
-
-
-class ResolutionBase:
+class Resolving(IdState):
     """The part of :class:`rdmacm.CmId` that binds to addresses and resolves them."""
 
-    __slots__ = {
-        "ps": "The :class:`PortSpace`.",
-        "qp_type": "The :class:`QPType` of its queue pair.",
-        "__weakref__": "The provider refers to an id weakly.",
-        "_addrinfo": "The resolved list, until :meth:`query_addrinfo` takes it.",
-        "_backend": "The id inside its provider.",
-        "_channel": "Where its events go.",
-        "_closed": "Whether it is destroyed, or not made yet.",
-        "_failure": "The error of a failed resolution, until its event is fetched.",
-        "_has_services": "Whether the outcome of resolve_addrinfo is the backend's list of services.",
-        "_lookup": "The name resolution in progress.",
-        "_private": "Whether the id is synchronous, and has a channel of its own.",
-        "_resolving": "Whether the outcome of resolve_addrinfo is not fetched yet.",
-    }
-
-    # What CmId sets as it is made.
-    _backend: IdBackend
-    _channel: Channel
-    _private: bool
-    _closed: bool
-
-    def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
-        """Set this part's own attributes, before there is a backend."""
-        self.ps = ps
-        self.qp_type = qp_type
-        self._resolving = False
-        self._has_services = False
-        self._lookup: NameLookup | None = None
-        self._addrinfo: list[AddrInfo] | None = None
-        self._failure: RdmaError | None = None
-
-    def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
-        """Synchronous mode: wait for an event of type ``wanted``; raise for ``failures`` and DEVICE_REMOVAL.
-
-        The id's ``event`` is then the event that ended the wait.
-        """
-        raise NotImplementedError  # CmId has the events
-
-    def _release_event(self) -> None:
-        """Acknowledge the last event of a synchronous id."""
-        raise NotImplementedError
-
-    def _post(self, kind: CmEventType, status: int = 0, arg: int = 0, message: str = "") -> None:
-        """Add an event of this id to its channel."""
-        raise NotImplementedError
-
-    def _check_alive(self, call: str) -> None:
-        """Raise ENXIO if the id is destroyed, by :meth:`CmId.destroy` or with its channel."""
-        if self._closed or self._backend.state is State.DESTROYING:
-            raise self._destroyed(call)
-
-    @staticmethod
-    def _destroyed(call: str) -> RdmaError:
-        return CmStateError(errno.ENXIO, "the id has been destroyed", call, hint="a new id")
+    __slots__ = ()
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -188,11 +118,6 @@ class ResolutionBase:
     def peer_addr(self) -> SockAddr | None:
         """The destination address, rdma_get_peer_addr(3); None before it is resolved."""
         return _user(self._backend.peer_addr)
-
-    @property
-    def peer_addr_text(self) -> str:
-        """The destination for messages, ``-`` where there is none."""
-        return str(self._backend.peer_addr or "-")
 
     @property
     def src_port(self) -> int:
@@ -279,30 +204,24 @@ class ResolutionBase:
         """
         self._check_alive("resolve_addrinfo")
         hints = make_hints(hints, **fields)
-        if self._resolving:
+        if self._addrinfo is not None:
             raise cm_error(
                 errno.EBUSY, "a resolution of this id is not over", "resolve_addrinfo", node, "query_addrinfo() first"
             )
         if hints is not None and hints.flags & RaiFlag.SA:
             self._check_sa(node, service, hints)
             self._backend.resolve_service(str(service))
-            self._resolving = self._has_services = True
-            self._addrinfo = None
-            if self._private:
-                self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
-            return
-        provider = self._channel.provider
-        lookup = NameLookup(
-            lambda: getaddrinfo(node, service, hints, provider=provider, resolver=resolver),
-            self._resolved,
-        )
-        self._resolving, self._has_services = True, False
-        self._addrinfo = None
-        self._lookup = lookup
-        if resolver is None and not needs_lookup(node, hints, provider):
-            lookup.run(contextlib.nullcontext())
+            self._addrinfo = AddrinfoOutcome(None)
         else:
-            self._channel._lookups.submit(lookup)
+            provider = self._channel.provider
+            lookup = NameLookup(
+                lambda: getaddrinfo(node, service, hints, provider=provider, resolver=resolver), self._resolved
+            )
+            self._addrinfo = AddrinfoOutcome(lookup)
+            if resolver is None and not needs_lookup(node, hints, provider):
+                lookup.run(contextlib.nullcontext())
+            else:
+                self._channel._lookups.submit(lookup)
         if self._private:
             self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
 
@@ -314,36 +233,34 @@ class ResolutionBase:
         if service is None:
             raise cm_error(errno.EINVAL, "RAI_SA needs a service name or id", "resolve_addrinfo")
 
-    def _resolved(self, result: list[AddrInfo] | None, failure: RdmaError | None) -> None:
-        self._lookup = None
-        if self._closed:  # another thread has destroyed the id since the lookup was submitted
+    def _resolved(self, found: list[AddrInfo] | None, failure: RdmaError | None) -> None:
+        if self._closed or self._addrinfo is None:  # another thread has destroyed the id since the lookup was submitted
             return
+        self._addrinfo.found, self._addrinfo.failure = found, failure
         if failure is None:
-            self._addrinfo = result
             self._post(CmEventType.ADDRINFO_RESOLVED)
             return
-        self._failure = failure
         code = failure.errno or errno.EIO
         status = code if isinstance(failure, GaiError) else -code
         self._post(CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror))
 
     def _addrinfo_failed(self) -> RdmaError | None:
         """The error of an ADDRINFO_ERROR that is being fetched; another resolution may start from now on."""
-        self._resolving = False
-        failure, self._failure = self._failure, None
-        return failure
+        outcome, self._addrinfo = self._addrinfo, None
+        return None if outcome is None else outcome.failure
 
     def query_addrinfo(self) -> list[AddrInfo]:
         """The list that :meth:`resolve_addrinfo` found, rdma_query_addrinfo(3); once. ENOENT: there is none."""
         self._check_alive("query_addrinfo")
-        if self._resolving and self._has_services and self._backend.services:
-            self._addrinfo = from_services(self._backend.services, self._backend.sgid)
-        if self._addrinfo is None:
+        outcome = self._addrinfo
+        found = None if outcome is None else outcome.found
+        if outcome is not None and outcome.lookup is None and self._backend.services:
+            found = from_services(self._backend.services, self._backend.sgid)
+        if found is None:
             raise cm_error(
                 errno.ENOENT, "no resolved list is waiting", "query_addrinfo", hint="resolve_addrinfo() first"
             )
-        found, self._addrinfo = self._addrinfo, None
-        self._resolving = False
+        self._addrinfo = None
         return found
 
     # -- options --------------------------------------------------------------------------------------
