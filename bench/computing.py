@@ -228,7 +228,7 @@ def peer(host: str, kind: str, rate: int, source: str) -> None:
     assert cmid.qp is not None
     wire: Any = cmid.qp.backend._mux.wire  # type: ignore[attr-defined]
     qpn, random, packets = cmid.qp.query()[0].dest_qp_num, Random(2), []
-    sock = wire._sockets[0]
+    sock = wire._out.sockets[0]
     icrc = icrc_between(ip_address(source).packed, ip_address(host).packed, ROCE_PORT)
     for _ in range(DIFFERENT):
         if kind == "atomic":

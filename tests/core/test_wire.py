@@ -588,7 +588,7 @@ def test_lost_packets_are_sent_again_while_the_application_computes(
     computing: Computing, opcode: WROpcode, length: int, lost: int
 ) -> None:
     server = computing.server
-    sockets = [sock for sock in server.wire._sockets if sock is not None]
+    sockets = [sock for sock in server.wire._out.sockets if sock is not None]
     before = _lost_packets(sockets)
     for sock in sockets:
         _lose(sock, lost)

@@ -158,7 +158,7 @@ def _send_strays(served: Served) -> dict[str, int]:
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     usual = served.usual.qp.query()[0].dest_qp_num
     unknown = next(number for number in (qpn ^ 1, qpn ^ 2) if number != usual)
-    own = other.wire._sockets[is_ipv6]
+    own = other.wire._out.sockets[is_ipv6]
     assert own is not None
     damaged = bytes(RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, 5), payload=bytes(64)).pack()) + b"icrc"
     unnamed = bytes(RocePacket(BTH(Opcode.RC_SEND_ONLY, unknown, 5), payload=bytes(64)).pack()) + b"icrc"

@@ -13,9 +13,10 @@ import pytest
 from rdmacm import CmId
 from rdmacm.errors import CmRejectedError
 from rdmacm.proto import core_choice
+from rdmacm.provider import get_provider
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
-from rdmacm.soft.wire.udp_sender import UdpSender
+from rdmacm.soft.provider import SoftProvider
 from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text
 from rdmacm.tools.perf_plan import Op, Plan
 from rdmacm.verbs import QPType
@@ -148,14 +149,17 @@ class TestOtherTypes:
     def test_messages_that_are_lost_are_counted(
         self, run: Run, servers: dict[str, Server], kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real, sent = UdpSender.send, [0]
+        provider = get_provider("soft")
+        assert isinstance(provider, SoftProvider)
+        wire, sent = provider.host.mux.wire, [0]
+        real = wire.send
 
-        def lossy(self: UdpSender, route: Any, buffers: Any, segment: int = 0) -> bool:
+        def lossy(route: Any, buffers: Any, segment: int = 0) -> bool:
             is_message = sum(map(len, buffers)) > 400  # not one of the connection managers
             sent[0] += is_message
-            return (is_message and sent[0] % 5 == 0) or real(self, route, buffers, segment)
+            return (is_message and sent[0] % 5 == 0) or real(route, buffers, segment)
 
-        monkeypatch.setattr(UdpSender, "send", lossy)
+        monkeypatch.setattr(wire, "send", lossy)
         monkeypatch.setattr(SoftUdQP, "_join_core", lambda *_: None)  # the compiled core sends by itself
         argv = ["--type", kind, "--size", "1000", "--depth", "8", "--count", "64", "--json"]
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(servers[kind].port), *argv).json

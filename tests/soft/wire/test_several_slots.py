@@ -217,5 +217,5 @@ def forget_last_slot(server: Server) -> None:
     server.wire.slots = server.wire.slots[:-1]
     for sock in owned.data:
         if sock is not None:
-            server.wire._unwatch(sock.fileno())
+            server.wire._pollers.unwatch(sock.fileno())
             sock.close()

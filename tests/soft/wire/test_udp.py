@@ -169,7 +169,7 @@ class TestTrains:
         route = wire.route(path(host, host))
         train = sealed(wire, route, bodies(wire, 5))
         # No public option makes the kernel refuse trains.
-        sock = wire._sockets[":" in host]
+        sock = wire._out.sockets[":" in host]
         assert sock is not None
         # The kernel refuses trains without UDP checksums, as it does on a path with IPsec.
         sock.setsockopt(*_NO_CHECKSUM[":" in host], 1)
@@ -363,7 +363,7 @@ class TestTwoHosts:
         with ExitStack() as stack:
             a, _ = wires(net, stack)
             # A wire has no option for the buffer size.
-            sock = a._sockets[0]
+            sock = a._out.sockets[0]
             assert sock is not None
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel raises it to its minimum
             route = a.route(path(net.va.ipv4, net.vb.ipv4))

@@ -134,7 +134,7 @@ class TestNothingIsLost:
             pytest.skip("no trains on this system")
         route = wire.route(HERE)
         train = sealed(wire, route, [packet(wire.slot << 12 | 5, bytes(100), n) for n in range(4)])
-        sock = wire._sockets[0]
+        sock = wire._out.sockets[0]
         assert sock is not None
         for last in range(32):
             send_error("127.0.0.1", f"127.0.0.{last}", wire.port, request(wire.slot), error=TOO_LONG)
@@ -232,11 +232,11 @@ def test_system_that_reports_nothing(wire: UdpWire, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.EHOSTUNREACH, "")
 
     refusing = Refusing(socket.AF_INET, socket.SOCK_DGRAM)
-    before, wire._sockets[0] = wire._sockets[0], refusing
+    before, wire._out.sockets[0] = wire._out.sockets[0], refusing
     reports: list[Undelivered] = []
     wire.on_undelivered = reports.append
     assert not wire.send(wire.route(HERE), (request(wire.slot), bytes(4)))
     assert (Refusing.calls, reports) == (1, [])
     assert wire.counters == {"EHOSTUNREACH": 1}
-    wire._sockets[0] = before
+    wire._out.sockets[0] = before
     refusing.close()

@@ -28,9 +28,11 @@ import select
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from socket import AF_INET, AF_INET6
+from typing import TYPE_CHECKING, cast
 
 from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.constants import (
@@ -46,10 +48,12 @@ from rdmacm.proto.constants import (
     STREAM,
     TRAINS,
 )
+from rdmacm.provider import Tap
 from rdmacm.soft.interpreter import check_main_interpreter
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.announcer import Announcer
-from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered
+from rdmacm.soft.wire.arrivals import arrivals
+from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered, WirePath, group_of
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.groups import GroupSockets, GroupSource
 from rdmacm.soft.wire.heirs import Inheritance
@@ -59,7 +63,11 @@ from rdmacm.soft.wire.pollers import Pollers
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, names_no_connection, qpn_of, slot_of, slot_of_sender
 from rdmacm.soft.wire.source import RequestRate, Source
-from rdmacm.soft.wire.udp_sender import UNREACHABLE
+from rdmacm.soft.wire.udp_route import UdpRoute
+from rdmacm.soft.wire.udp_sender import UNREACHABLE, UdpSender
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import Wire as CoreWire
 
 __all__ = ["UdpWire"]
 
@@ -79,7 +87,7 @@ _UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
 _REPORTS = 32
 
 
-class UdpWire(Pollers):
+class UdpWire:
     """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.base.Wire`.
 
     The namespace is that of the thread that calls :meth:`open`. All other calls have to come from threads in it too,
@@ -100,7 +108,14 @@ class UdpWire(Pollers):
     """
 
     def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
-        super().__init__(port)
+        self.port = port
+        #: Reads the sockets of queue pairs, with the compiled core; set before :meth:`open`.
+        self.core_wire: CoreWire | None = None
+        self.counters: Counter[str] = Counter()
+        self._pollers = Pollers()
+        self._out = UdpSender(port, self.counters, self._report)
+        #: See :class:`rdmacm.soft.wire.base.Wire`; the sender's own, because a call more would be felt.
+        self.send = self._out.send
         #: See :class:`rdmacm.soft.wire.base.Wire`; 0 and empty before the wire is open.
         self.slot = 0
         self.slots: Sequence[int] = ()
@@ -142,16 +157,27 @@ class UdpWire(Pollers):
         self._sender = ForwardSender()
         self._announcer = Announcer()
         #: The slots of processes that have ended, for which this one answers.
-        self._inheritance = Inheritance(self._watch, self._unwatch, self.counters, self._read_reports)
+        self._inheritance = Inheritance(self._pollers.watch, self._pollers.unwatch, self.counters, self._read_reports)
         #: The service ids that this process listens on.
         self._listeners = Listeners()
         #: The multicast groups of this process.
         self._groups = GroupSockets()
 
+    @property
+    def tap(self) -> Tap | None:
+        """See :class:`rdmacm.soft.wire.base.Wire`. It sees everything, so the compiled core does nothing meanwhile."""
+        return self._out.tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self._out.tap = tap
+        if self.core_wire is not None:
+            self.core_wire.is_enabled = tap is None
+
     # -- opening and closing --------------------------------------------------------------------------
 
     def open(self) -> None:
-        if self._poller is not None:
+        if self._pollers.poller is not None:
             return
         check_main_interpreter("open_device")
         if not hasattr(socket.socket, "recvmsg_into"):
@@ -159,7 +185,10 @@ class UdpWire(Pollers):
                 errno.ENOSYS, "this system does not report the destination address of a datagram", "open_device"
             )
         try:
-            self._open_pollers()
+            core_wire = self.core_wire if hasattr(select, "epoll") else None
+            self._pollers.open(with_core=core_wire is not None)
+            if core_wire is not None:
+                self._pollers.watch(core_wire.open(*self._pollers.filenos()), self._core_signals)
             self._join()
         except BaseException:
             self.close()
@@ -169,14 +198,14 @@ class UdpWire(Pollers):
         try:
             group = self._group = PortGroup.join(self.port)
         except CannotShare:
-            self._sockets = self._open_alone()
+            self._out.sockets = self._open_alone()
             self._add_slot(1 + secrets.randbelow(MAX_SLOT))
-            for sock in self._sockets:
+            for sock in self._out.sockets:
                 self._add_data_socket(sock)
             return
-        self._sockets = group.slots[0].data
+        self._out.sockets = group.slots[0].data
         for admission in group.admission:
-            self._watch(admission.fileno(), lambda _, sock=admission: group.admit(sock))  # type: ignore[misc]
+            self._pollers.watch(admission.fileno(), lambda _, sock=admission: group.admit(sock))  # type: ignore[misc]
         self._request_poller = select.epoll()
         for sock in group.gsi:
             if sock is not None:
@@ -186,7 +215,7 @@ class UdpWire(Pollers):
 
     def claim_slot(self) -> None:
         """See :meth:`Wire.claim_slot`."""
-        if self._poller is None:
+        if self._pollers.poller is None:
             raise cm_error(errno.EBADF, "the wire is not open", "create_qp")
         if self._group is not None:
             self._receive_slot(self._group.claim())
@@ -218,7 +247,7 @@ class UdpWire(Pollers):
             if self.core_wire is not None:
                 self.core_wire.add_source(sock.fileno())
             if sockets.set_trains(sock, self._trains):
-                self._train_bytes = LONGEST_TRAIN
+                self._out.train_bytes = LONGEST_TRAIN
 
     def _open_alone(self) -> list[socket.socket | None]:
         opened: list[socket.socket | None] = [None, None]
@@ -233,7 +262,7 @@ class UdpWire(Pollers):
 
     def _watch_socket(self, sock: socket.socket, source: Source) -> None:
         self._watched_sockets[sock.fileno()] = sock
-        self._watch(sock.fileno(), partial(self._read, source), not source.is_gsi)
+        self._pollers.watch(sock.fileno(), partial(self._read, source), not source.is_gsi)
         if self._reports_ip_fields:
             sockets.report_ip_fields(sock)
 
@@ -250,9 +279,11 @@ class UdpWire(Pollers):
         self._close()
 
     def _close(self) -> None:
-        if self._poller is None:
+        if self._pollers.poller is None:
             return
-        self._close_pollers()
+        self._pollers.close()
+        if self.core_wire is not None:
+            self.core_wire.close()
         self._recent = None
         if self._request_poller is not None:
             self._request_poller.close()
@@ -271,14 +302,40 @@ class UdpWire(Pollers):
         if self._group is not None:
             self._group.close()
             self._group = None
-        for sock in self._sockets:
+        for sock in self._out.sockets:
             if sock is not None:
                 sock.close()
-        self._sockets = [None, None]
+        self._out.sockets = [None, None]
 
     def abandon(self) -> None:
         """See :meth:`Wire.abandon`. A new wire may be opened in the child."""
         self._close()
+
+    def filenos(self) -> Sequence[int]:
+        return self._pollers.filenos()
+
+    def background_filenos(self) -> Sequence[int]:
+        """The same without what a thread of the compiled core serves, while there is one."""
+        return self._pollers.filenos(without_data=self.core_wire is not None and self.core_wire.is_served)
+
+    # -- sending --------------------------------------------------------------------------------------
+
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> UdpRoute:
+        """See :meth:`Wire.route`."""
+        return UdpRoute(path, traffic_class, self.port, hop_limit)
+
+    def fileno_for(self, route: UdpRoute) -> int:
+        """The descriptor of the socket that packets along a route leave from, -1 if there is none."""
+        return self.own_filenos()[route.is_ipv6]
+
+    def own_filenos(self) -> tuple[int, int]:
+        """The descriptors of the sockets that IPv4 and IPv6 packets leave from, -1 where there is none."""
+        first, second = (-1 if sock is None else sock.fileno() for sock in self._out.sockets)
+        return first, second
+
+    def can_segment(self) -> int:
+        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``MOST_IN_TRAIN``)."""
+        return self._out.train_bytes
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -302,11 +359,8 @@ class UdpWire(Pollers):
         """Leave requests to the processes that listen, or read them again."""
         if leave is not self._leaves_requests and self._request_poller is not None:
             self._leaves_requests = leave
-            assert self._poller is not None
             for fd in self._gsi:
-                for poller in (self._poller, self._others):
-                    if poller is not None:
-                        poller.modify(fd, 0 if leave else select.POLLIN)  # errors are always reported
+                self._pollers.pause(fd, leave)
                 if leave:
                     self._request_poller.register(fd, select.POLLIN)
                 else:
@@ -317,7 +371,7 @@ class UdpWire(Pollers):
 
         EADDRINUSE if another process listens on the same service id and address.
         """
-        if self._poller is None:
+        if self._pollers.poller is None:
             raise cm_error(errno.EBADF, "the wire is not open", "listen")
         token = self._listeners.add((service_id, local), self._group, self._forward_receiver)
         self._leave_requests(False)
@@ -330,13 +384,13 @@ class UdpWire(Pollers):
 
     def join_group(self, group: bytes, ifindex: int) -> None:
         """See :meth:`Wire.join_group`. EOPNOTSUPP if this system cannot share the port among sockets."""
-        if self._poller is None:
+        if self._pollers.poller is None:
             raise cm_error(errno.EBADF, "the wire is not open", "join_multicast")
         if self._group is None:
             raise cm_error(errno.EOPNOTSUPP, "this system does not let several sockets share a port", "join_multicast")
         sock, source = self._groups.join(group, ifindex, self.port)
         self._watched_sockets[sock.fileno()] = sock
-        self._watch(sock.fileno(), partial(self._read_group, source))
+        self._pollers.watch(sock.fileno(), partial(self._read_group, source))
         sockets.report_ip_fields(sock)
 
     def leave_group(self, group: bytes, ifindex: int) -> None:
@@ -344,7 +398,7 @@ class UdpWire(Pollers):
         if sock is not None:
             with sock:
                 del self._watched_sockets[sock.fileno()]
-                self._unwatch(sock.fileno())
+                self._pollers.unwatch(sock.fileno())
 
     def _read_group(self, source: GroupSource, found: list[Received]) -> None:
         """Read packets of a multicast group. Others than those for QP 0xFFFFFF are not wanted there."""
@@ -368,12 +422,14 @@ class UdpWire(Pollers):
                 found.append((data, 0, remote, source.key))
 
     def _forward_receiver(self, sock: socket.socket) -> ForwardReceiver:
-        return ForwardReceiver(sock, self._watch, self._unwatch, self._forwarded_report, self._inheritance.add)
+        return ForwardReceiver(
+            sock, self._pollers.watch, self._pollers.unwatch, self._forwarded_report, self._inheritance.add
+        )
 
     # -- receiving ------------------------------------------------------------------------------------
 
     def receive(self, skip_poll: bool = False) -> Sequence[Received]:
-        if self._poller is None:
+        if self._pollers.poller is None:
             return ()
         found: list[Received] = []
         self._used = self._core_read = 0
@@ -390,7 +446,7 @@ class UdpWire(Pollers):
                     return ()
                 self._recent = None
         if not self._used and not self._core_read:
-            ready = self._poller.poll(0)
+            ready = self._pollers.poller.poll(0)
             if not ready:
                 self._busy_calls = 0
                 return ()
@@ -402,17 +458,39 @@ class UdpWire(Pollers):
                     if events == select.POLLERR:
                         continue
                 # A reader may have closed a later descriptor of the list.
-                reader = self._readers.get(fd)
+                reader = self._pollers.readers.get(fd)
                 if reader is not None:
                     before = self._used
                     reader(found)
                     if fd in self._gsi and not self._request_rate.permits(self._used - before):
                         self._leave_requests(True)
         self._busy_calls += 1
-        if self._tap is not None:
+        if self._out.tap is not None:
             for received in found:
                 self._tap_incoming(*received)
         return found
+
+    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
+        host, port = remote[:2]
+        assert self._out.tap is not None and isinstance(host, str) and isinstance(port, int)
+        local = group_of(local)
+        family = AF_INET if len(local) == 4 else AF_INET6
+        self._out.tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)
+
+    def _core_signals(self, found: list[Received]) -> None:
+        assert self.core_wire is not None
+        self.core_wire.clear_signal()
+        self._take_arrivals(found)
+
+    def _take_arrivals(self, found: list[Received]) -> None:
+        """Take what the compiled core has read and not processed."""
+        assert self.core_wire is not None
+        for received in arrivals(self.core_wire):
+            data = received[0]
+            if len(data) < SHORTEST_PACKET or not received[3]:
+                self.counters["short"] += 1
+            else:
+                self._sort(received, data[: len(data) & ~3].cast("I"), found)
 
     def _is_gsi(self, one: tuple[int, int]) -> bool:
         return one[0] in self._gsi

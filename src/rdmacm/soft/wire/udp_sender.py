@@ -7,21 +7,16 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
-from socket import AF_INET, AF_INET6
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from rdmacm.errors import errno_name
 from rdmacm.proto.constants import LONGEST_TRAIN, MOST_IN_TRAIN, NO_TRAIN, SEND_AGAIN, SEND_WAIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Undelivered, WirePath, WireRoute, group_of
+from rdmacm.soft.wire.base import Undelivered, WireRoute
 from rdmacm.soft.wire.slot_filter import is_request
 from rdmacm.soft.wire.udp_route import UdpRoute
-
-if TYPE_CHECKING:
-    from rdmacm.proto._core import Wire as CoreWire
 
 __all__ = ["UNREACHABLE", "UdpSender"]
 
@@ -40,59 +35,30 @@ UNREACHABLE = frozenset(
 
 
 class UdpSender:
-    """See :class:`rdmacm.soft.wire.udp.UdpWire`, which documents the public attributes."""
+    """Sends packets and trains along routes, and repeats what a report of an earlier packet has made fail."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self._tap: Tap | None = None
-        #: Reads the sockets of queue pairs, with the compiled core; set before :meth:`open`.
-        self.core_wire: CoreWire | None = None
-        self.counters: Counter[str] = Counter()
+    def __init__(self, port: int, counters: Counter[str], report: Callable[[Undelivered], None]) -> None:
+        self._port = port
+        #: Those of the wire.
+        self._counters = counters
+        #: Gives a report to the process that has sent the packet.
+        self._report = report
+        #: Sees what was sent.
+        self.tap: Tap | None = None
         #: How many bytes a train may have; 0 if the system cannot send them.
-        self._train_bytes = 0
+        self.train_bytes = 0
         #: The IPv4 and the IPv6 socket of this process's first slot, to send and receive.
-        self._sockets: list[socket.socket | None] = [None, None]
-
-    @property
-    def tap(self) -> Tap | None:
-        """See :class:`rdmacm.soft.wire.base.Wire`. It sees everything, so the compiled core does nothing meanwhile."""
-        return self._tap
-
-    @tap.setter
-    def tap(self, tap: Tap | None) -> None:
-        self._tap = tap
-        if self.core_wire is not None:
-            self.core_wire.is_enabled = tap is None
-
-    def _report(self, report: Undelivered) -> None:
-        """Give a report to the process that has sent the packet."""
-        raise NotImplementedError
-
-    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> UdpRoute:
-        """See :meth:`Wire.route`."""
-        return UdpRoute(path, traffic_class, self.port, hop_limit)
-
-    def fileno_for(self, route: UdpRoute) -> int:
-        """The descriptor of the socket that packets along a route leave from, -1 if there is none."""
-        return self.own_filenos()[route.is_ipv6]
-
-    def own_filenos(self) -> tuple[int, int]:
-        """The descriptors of the sockets that IPv4 and IPv6 packets leave from, -1 where there is none."""
-        first, second = (-1 if sock is None else sock.fileno() for sock in self._sockets)
-        return first, second
-
-    def can_segment(self) -> int:
-        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``MOST_IN_TRAIN``)."""
-        return self._train_bytes
+        self.sockets: list[socket.socket | None] = [None, None]
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
+        """See :meth:`rdmacm.soft.wire.base.Wire.send`."""
         assert isinstance(route, UdpRoute)
-        sock = self._sockets[route.is_ipv6]
+        sock = self.sockets[route.is_ipv6]
         if sock is None:
-            self.counters["EAFNOSUPPORT"] += 1
+            self._counters["EAFNOSUPPORT"] += 1
             return False
         if segment:
-            if route.no_trains or not self._train_bytes:
+            if route.no_trains or not self.train_bytes:
                 return self._send_singly(sock, route, buffers, segment)
             control = route.with_segment(segment)
         else:
@@ -105,14 +71,14 @@ class UdpSender:
                 if segment and code in NO_TRAIN:
                     return self._send_cut(code, sock, route, buffers, segment)
                 return self._lost(code, None if segment else buffers, route)
-        if self._tap is not None:
+        if self.tap is not None:
             path = route.path
-            self._tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
+            self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, segment)
         return True
 
     def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute) -> bool:
         """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
-        self.counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
+        self._counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
         if sockets.REPORTS_ERRORS and code in UNREACHABLE and buffers is not None:
             packet = b"".join(buffers)
             if is_request(packet):
@@ -158,7 +124,7 @@ class UdpSender:
         return sent
 
     def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
-        self.counters["trains_cut"] += 1
+        self._counters["trains_cut"] += 1
         train = memoryview(b"".join(buffers))
         sent = True
         for index, start in enumerate(range(0, len(train), segment)):
@@ -172,14 +138,7 @@ class UdpSender:
             code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
             if code:
                 return self._lost(code, buffers, route)
-        if self._tap is not None:
+        if self.tap is not None:
             path = route.path
-            self._tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)
+            self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, 0)
         return True
-
-    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
-        host, port = remote[:2]
-        assert self._tap is not None and isinstance(host, str) and isinstance(port, int)
-        local = group_of(local)
-        family = AF_INET if len(local) == 4 else AF_INET6
-        self._tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)
