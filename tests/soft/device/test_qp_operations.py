@@ -390,14 +390,6 @@ def test_invalid_receive_sge_fails_when_used(pair: Pair) -> None:
     assert told(ends.at_right(3)) == [(1, "SUCCESS"), (2, "REM_OP_ERR"), (3, "WR_FLUSH_ERR")]
 
 
-@pytest.mark.parametrize("length", [4, 7])
-def test_short_atomic_buffer_is_refused(pair: Pair, length: int) -> None:
-    ends = Connected(pair)
-    with pytest.raises(RdmaError) as caught:
-        ends.left.post_send([SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [sge(pair.a.region(length))])])
-    assert caught.value.errno == errno.EINVAL
-
-
 def test_message_longer_than_its_receive_fails_both_ends(pair: Pair) -> None:
     ends = Connected(pair)
     inbox, outbox = pair.b.region(10), pair.a.region(11)

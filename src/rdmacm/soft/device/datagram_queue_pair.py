@@ -195,7 +195,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         mux = self._mux
         with mux.runtime.lock:
             mux.runtime.check_fork("post_send", "queue pair")
-            if self.state < _RTS:
+            if self.state < _RTS:  # another thread has moved it since QP.post_send() has looked
                 raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             if self.core is not None:
                 self._settle()
@@ -223,7 +223,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         self._datagram(wr, self._engine or self._start_engine())
 
     def _datagram(self, wr: SendWR, engine: UdEngine[WireRoute]) -> UdSend[WireRoute]:
-        """Make the engine's request from the user's, which :class:`rdmacm.verbs.qp.QP` has checked."""
+        """Make the engine's request; the queue pair has the MTU of its port even where its id has moved it to INIT."""
         if self._sends >= self._cap.max_send_wr:
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         work = send_work(wr, self._table, self._pd, self._signal_all)

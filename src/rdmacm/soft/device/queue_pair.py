@@ -272,7 +272,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             if self._sends + len(wrs) > self._cap.max_send_wr:
                 mux.progress()  # an ACK that has arrived may make room
                 self._settle()
-            if self.state < _RTS:
+            if self.state < _RTS:  # another thread has moved it since QP.post_send() has looked
                 raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             engine = self._start_engine()
             try:
@@ -290,7 +290,7 @@ class SoftQP(WorkQueues["QPEngine"]):
                     mux.send_now(self, mux.runtime.clock())
 
     def _work(self, wr: SendWR) -> SendWork:
-        """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
+        """Make the engine's request from the user's."""
         if self._sends >= self._cap.max_send_wr:
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         return send_work(wr, self._table, self._pd, self._signal_all)

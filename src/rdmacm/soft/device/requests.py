@@ -6,12 +6,10 @@ a buffer that cannot be accessed.
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
 from rdmacm.proto.work import RecvWork, SendWork
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UnsignaledWrId", "refused", "send_again", "send_work"]
 
-#: The longest message, in bytes (``max_msg_sz``).
-
 _FETCHING_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
-_ATOMICS = (*_FETCHING_ATOMICS, WROpcode.ATOMIC_WRITE)
 #: Members by number. Engines compare by identity, and a user may post a plain int.
 _OPCODES = {int(opcode): opcode for opcode in WROpcode}
 #: By opcode of work requests: whether the local memory is written.
@@ -49,29 +44,21 @@ class UnsignaledWrId(int):
 
 
 def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> SendWork:
-    """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked.
+    """Make the engine's request from the user's, which :mod:`rdmacm.verbs.posting` has checked.
 
-    ``signal_all``: the queue pair's ``sq_sig_all``. EINVAL: the message is too long, or too short for an atomic.
+    ``signal_all``: the queue pair's ``sq_sig_all``.
     """
     opcode, elements = _OPCODES[wr.opcode], wr.sg
     flags = int(wr.send_flags)
     segments: Sequence[memoryview]
     if opcode is WROpcode.BIND_MW:
-        segments, length = (), 0
+        segments = ()
     elif len(elements) == 1 and not isinstance(element := elements[0], SGE):
         segments = (memoryview(bytes(byte_view(element))),)
-        length = len(segments[0])
+    elif flags & SEND_INLINE:
+        segments = _inline_copy(elements, table, pd)
     else:
-        if flags & SEND_INLINE:
-            segments = _inline_copy(elements, table, pd)
-        else:
-            segments = table.gather(pd, elements, _WRITES_LOCALLY[opcode])
-        if segments is INACCESSIBLE:
-            length = 8
-        else:
-            length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-    if length > LONGEST_MESSAGE or (length < 8 and opcode in _ATOMICS):
-        raise refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
+        segments = table.gather(pd, elements, _WRITES_LOCALLY[opcode])
     work = SendWork(
         wr.wr_id if flags & SEND_SIGNALED or signal_all else UnsignaledWrId(wr.wr_id),
         opcode,

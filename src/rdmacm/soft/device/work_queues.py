@@ -14,7 +14,7 @@ from rdmacm.enums import QPState, WCStatus
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
 from rdmacm.provider import log
-from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
+from rdmacm.soft.device.requests import UnsignaledWrId, refused
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 
@@ -275,8 +275,7 @@ class WorkQueues(Generic[E]):
         raise NotImplementedError
 
     def _check_send(self, wr: SendWR) -> None:
-        """Raise where :meth:`post_send` would refuse the request, if the send queue has room."""
-        send_work(wr, self._table, self._pd, self._signal_all)
+        """Raise where :meth:`post_send` would refuse a request that :mod:`rdmacm.verbs.posting` has not refused."""
 
     def post_send_all(self, wrs: list[SendWR]) -> None:
         with self._mux.runtime.lock:
@@ -298,10 +297,8 @@ class WorkQueues(Generic[E]):
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
             self._mux.runtime.check_fork("post_recv", "queue pair")
-            if self.state is _RESET:
+            if self.state is _RESET:  # another thread has moved it since QP.post_recv() has looked
                 raise refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
-            if self._srq is not None:
-                raise refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
             engine = self._engine or self._start_engine()
             if self.core is not None:
                 self._settle()
