@@ -601,18 +601,6 @@ static PyObject *wire_accept(Wire *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *wire_forget(Wire *self, PyObject *argument) {
-    unsigned long qp_num = PyLong_AsUnsignedLong(argument);
-    if (qp_num == (unsigned long)-1 && PyErr_Occurred())
-        return NULL;
-    if (self->wire) {
-        enter_core();
-        rdmacm_wire_forget(self->wire, (uint32_t)qp_num);
-        rdmacm_leave();
-    }
-    Py_RETURN_NONE;
-}
-
 static const char *const stray_names[RDMACM_STRAYS] = {
     [RDMACM_SHORT] = "short",           [RDMACM_STRAY] = "stray",
     [RDMACM_BACKLOG] = "backlog_full",  [RDMACM_SHORT_TRAIN] = "short",
@@ -677,6 +665,19 @@ static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
     Py_XDECREF(strays);
     Py_XDECREF(refused);
     return NULL;
+}
+
+static PyObject *wire_forget(Wire *self, PyObject *argument) {
+    unsigned long qp_num = PyLong_AsUnsignedLong(argument);
+    if (qp_num == (unsigned long)-1 && PyErr_Occurred())
+        return NULL;
+    PyObject *strays = wire_take_strays(self, NULL); /* else those of the queue pair would be gone with it */
+    if (strays && self->wire) {
+        enter_core();
+        rdmacm_wire_forget(self->wire, (uint32_t)qp_num);
+        rdmacm_leave();
+    }
+    return strays;
 }
 
 /* What is taken at a time. */
@@ -864,7 +865,8 @@ static PyMethodDef wire_methods[] = {
     {"accept", (PyCFunction)wire_accept, METH_VARARGS,
      "accept(qp_num, whose, remote, local, scope): a queue pair accepts packets of all (0), of nobody (1), or those\n"
      "between two addresses (2)."},
-    {"forget", (PyCFunction)wire_forget, METH_O, "forget(qp_num): there is no such queue pair any more."},
+    {"forget", (PyCFunction)wire_forget, METH_O,
+     "forget(qp_num): there is no such queue pair any more. Returns what take_strays() returns."},
     {"take_strays", (PyCFunction)wire_take_strays, METH_NOARGS,
      "Packets dropped: (of the wire, reason, count) and (qp_num, reason, count); None: there were none."},
     {"take_events", (PyCFunction)wire_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
-    from rdmacm.proto._core import Lock
+    from rdmacm.proto._core import Lock, Strays
     from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory
 
@@ -232,8 +232,8 @@ class QPMultiplexer:
     def __len__(self) -> int:
         return len(self._qps)
 
-    def attach(self, qp: MultiplexedQP) -> None:
-        """Give a queue pair its number. ENOMEM if there are too many."""
+    def attach(self, qp: MultiplexedQP, accepts: int = ACCEPTS_ANY) -> None:
+        """Give a queue pair its number, and say whose packets it accepts. ENOMEM if there are too many."""
         if not self.opened:
             self.open()
         now = self.runtime.clock()
@@ -252,7 +252,7 @@ class QPMultiplexer:
         qp.qp_num = qpn
         self._qps[qpn] = qp
         if self.core_wire is not None:
-            self.core_wire.accept(qpn, ACCEPTS_ANY)
+            self.core_wire.accept(qpn, accepts)
 
     def queue_pairs(self) -> list[MultiplexedQP]:
         """The queue pairs of all devices."""
@@ -281,10 +281,11 @@ class QPMultiplexer:
         qpn = qp.qp_num
         if self._qps.get(qpn) is not qp:
             return
-        self.count_strays()
-        del self._qps[qpn]
         if self.core_wire is not None:
-            self.core_wire.forget(qpn)
+            strays = self.core_wire.forget(qpn)
+            if strays is not None:
+                self._add_strays(strays)
+        del self._qps[qpn]
         self._freed.add(qpn)
         if self._send_queue:
             self._send_queue.pop(qp, None)
@@ -457,8 +458,10 @@ class QPMultiplexer:
     def count_strays(self) -> None:
         """Count what the compiled core has dropped: no thread looks at once because of that."""
         strays = self.core_wire.take_strays() if self.core_wire is not None else None
-        if strays is None:
-            return
+        if strays is not None:
+            self._add_strays(strays)
+
+    def _add_strays(self, strays: Strays) -> None:
         for is_of_wire, reason, count in strays[0]:
             (self.wire.counters if is_of_wire else self.dropped)[reason] += count
         for qpn, reason, count in strays[1]:

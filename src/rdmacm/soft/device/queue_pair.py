@@ -78,8 +78,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         super().__init__(parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
-        self._mux.attach(self)
-        self._tell_core_wire()
+        self._mux.attach(self, ACCEPTS_NONE)
 
     def _enter_reset(self) -> None:
         super()._enter_reset()
@@ -159,7 +158,8 @@ class SoftQP(WorkQueues["QPEngine"]):
             if log.enabled:
                 self._log_change(self.state, "its id", state)
             self.state = state
-            self._tell_core_wire()
+            if state is _RTS:  # in INIT it still accepts nobody
+                self._tell_core_wire()
             if self._engine is not None and state is _RTS:
                 self._engine.ready_to_receive(rtr_attributes(attr))
                 self._engine.ready_to_send(rts_attributes(attr))
