@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from rdmacm.capabilities import SOFT
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.verbs.enums import TransportType
 from support.endpoints import connected, in_thread
@@ -22,7 +23,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SoftDevice]:
         assert active.id.verbs is not None
         found = active.id.verbs.backend
         assert isinstance(found, SoftDevice)
-        monkeypatch.setattr(found, "locks_memory", True)
+        monkeypatch.setattr(found, "capabilities", replace(SOFT, locks_memory=True))
         yield found
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
+from rdmacm.capabilities import SOFT
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.errors import GaiError
 from rdmacm.explanation import Explanation
@@ -42,6 +43,7 @@ class Nowhere:
     """A provider without a device or a route."""
 
     name = "nowhere"
+    capabilities = SOFT
     tap: Tap | None = None
     clock: Callable[[], float] = staticmethod(REAL)
 

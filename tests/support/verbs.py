@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, cast
 
 from rdmacm.address import Gid
+from rdmacm.capabilities import SOFT
 from rdmacm.errors import cm_error
 from rdmacm.verbs import (
     AccessFlag,
@@ -268,8 +269,7 @@ class RecordingDevice:
         self.attr = attr
         self.num_comp_vectors = 4
         self.default_pds: list[Any] = []
-        self.checks_tables = False
-        self.locks_memory = False
+        self.capabilities = SOFT
         #: Offset, length, address and descriptor of each dma-buf that was registered.
         self.dmabufs: list[tuple[int, int, int, int]] = []
         self.default_xrcds: list[Any] = []

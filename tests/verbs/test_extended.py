@@ -295,7 +295,7 @@ def test_extended_queue_pair_is_made_from_a_context(stack: ExitStack, context: C
     for name in ("create_flags", "max_tso_header", "source_qpn"):
         with fails(errno.EOPNOTSUPP, f"{name} is 2"):
             QP(pd, QPInitAttrEx(scq=cq, rcq=cq, **{name: 2}))  # type: ignore[arg-type]
-    with fails(errno.EOPNOTSUPP, "no attributes <QPInitAttrMask.MAX_TSO_HEADER"):
+    with fails(errno.EOPNOTSUPP, "raw packets: comp_mask has <QPInitAttrMask.MAX_TSO_HEADER"):
         QPEx(pd, QPInitAttrEx(scq=cq, rcq=cq, comp_mask=QPInitAttrMask.MAX_TSO_HEADER))
     with fails(errno.EINVAL, "init_attr is None"):
         QPEx(pd, cast("QPInitAttr", None))
@@ -399,7 +399,7 @@ def test_fields_have_to_be_asked_for(stack: ExitStack, context: Context) -> None
 
 def test_attributes_of_a_completion_queue(stack: ExitStack, context: Context) -> None:
     for bit in (7, 8, 9, 10, 11):
-        with fails(errno.EOPNOTSUPP, "completions have no"):
+        with fails(errno.EOPNOTSUPP, "no provider has completions with these fields"):
             Polled(stack, context, 1 << bit)
     with fails(errno.EINVAL, "unknown wc_flags 0x1000"):
         Polled(stack, context, 1 << 12)

@@ -234,7 +234,7 @@ def test_numbers_for_enumerations(bench: Bench) -> None:
 
 def test_types_that_exist_and_are_not_offered(bench: Bench) -> None:
     for value in (8, 9, 10, 255):
-        with pytest.raises(RdmaError, match=f"no queue pairs of type {QPType(value).name}") as raised:
+        with pytest.raises(RdmaError, match=f"queue pairs of type {QPType(value).name}") as raised:
             made_qp(bench, qp_type=value)
         assert raised.value.errno == errno.EOPNOTSUPP
 

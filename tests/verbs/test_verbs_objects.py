@@ -75,7 +75,7 @@ def test_context_opens_the_device_on_first_use(device: RecordingDevice) -> None:
 
 def test_device_without_verbs_raises_eopnotsupp() -> None:
     context = named_context("mem0", list)
-    with fails(errno.EOPNOTSUPP, "no queue pairs, memory or completions here"):
+    with fails(errno.EOPNOTSUPP, "the provider has no queue pairs, memory or completions"):
         context.query_device()
     with fails(errno.EOPNOTSUPP):
         PD(context)

@@ -39,7 +39,7 @@ class ReceiveBuffers:
         device = qp.context.backend
         #: How many buffers were posted at the beginning.
         self._first = depth
-        if device.locks_memory and device.transport_type is not TransportType.IWARP:
+        if device.capabilities.locks_memory and device.transport_type is not TransportType.IWARP:
             self._first = min(depth, max(_FIRST_BUFFERS, _FIRST_BYTES // size))
         #: The region of the first buffers, and that of the others.
         self._regions = [self._register(0, self._first)]

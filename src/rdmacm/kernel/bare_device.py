@@ -1,14 +1,14 @@
-"""A kernel device without libibverbs: it has limits, which connecting needs, and refuses everything else."""
+"""A kernel device without libibverbs, or one that libibverbs cannot open."""
 
 from __future__ import annotations
 
 import errno
-from typing import Any, NoReturn
 
+from rdmacm.capabilities import KERNEL_WITHOUT_LIBRARY
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.sysfs import Sysfs
+from rdmacm.provider import bare_device
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr
-from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.enums import TransportType
 
 __all__ = ["BareDevice"]
@@ -19,22 +19,16 @@ _RD_ATOM = 16
 _ACK_DELAY = 15
 
 
-class BareDevice:
-    """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
+class BareDevice(bare_device.BareDevice):
+    """See the module. ``reason``: why libibverbs could not open it."""
+
+    hint = "'apt install libibverbs1 ibverbs-providers', or a queue pair of your own (ConnParam.qp_num)"
 
     def __init__(self, name: str, sysfs: Sysfs, reason: RdmaError | None) -> None:
-        self.name = name
-        self.transport_type = TransportType.IWARP if sysfs.is_iwarp(name) else TransportType.IB
-        #: Why the device could not be opened.
         self._reason = reason
         self._sysfs = sysfs
-        self.num_comp_vectors = 1
-        self.default_pds: list[Any] = []
-        self.checks_tables = True
-        self.locks_memory = True
-        self.default_xrcds: list[Any] = []
-        #: It has no queues and no regions. Their sizes are not limited, so that it is asked for one and says why not.
-        self.attr = DeviceAttr(
+        # Sizes are not limited, so that it is asked for a queue and says why it has none.
+        attr = DeviceAttr(
             node_guid=sysfs.node_guid(name),
             max_mr_size=1 << 63,
             max_qp=0,
@@ -53,23 +47,15 @@ class BareDevice:
             max_inline_data=UNLIMITED,
             max_msg_sz=0,
         )
-
-    @property
-    def attr_ex(self) -> DeviceAttrEx:
-        """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
-        return DeviceAttrEx.of(self.attr)
+        transport = TransportType.IWARP if sysfs.is_iwarp(name) else TransportType.IB
+        super().__init__(name, transport, attr, KERNEL_WITHOUT_LIBRARY)
 
     def query_counters(self) -> dict[str, int]:
         return self._sysfs.counters(self.name)
 
-    def _refuse(self, *_: object) -> NoReturn:
-        if self._reason is not None:
-            reason = self._reason
-            code, text = reason.errno or errno.EIO, str(reason.strerror)
-            raise cm_error(code, text, reason.step or "open_device", self.name, reason.hint)
-        text = "queue pairs and memory of this device take libibverbs, which is not here"
-        hint = "'apt install libibverbs1 ibverbs-providers', or a queue pair of your own (ConnParam.qp_num)"
-        raise cm_error(errno.EOPNOTSUPP, text, "open_device", self.name, hint)
-
-    reg_mr = reg_dmabuf_mr = alloc_mw = create_ah = create_channel = create_async_queue = _refuse
-    create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse
+    def refusal(self) -> RdmaError:
+        reason = self._reason
+        if reason is None:
+            return super().refusal()
+        code, text = reason.errno or errno.EIO, str(reason.strerror)
+        return cm_error(code, text, reason.step or "open_device", self.name, reason.hint)

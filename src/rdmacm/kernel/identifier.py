@@ -17,6 +17,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
+from rdmacm.capabilities import KERNEL, Feature, absent
 from rdmacm.constants import IbOption, IdOption, OptionLevel
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
@@ -200,7 +201,7 @@ class KernelId(IdState):
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
             if alternate:
-                raise self._no_alternate_paths("resolve_route")
+                raise absent(Feature.ALTERNATE_PATHS, "resolve_route", str(self.peer_addr or "-"), KERNEL)
             self.started = perf_counter_ns()
             payload = abi.pair(self.number, timeout_ms)
             try:
@@ -273,15 +274,10 @@ class KernelId(IdState):
         self.services = abi.unpack_services(data)
 
     def register_service(self, name: bytes, lease: int, data: bytes, done: ServiceDone) -> ServiceBackend:
-        text = "the kernel's connection manager registers no services"
-        raise cm_error(errno.EOPNOTSUPP, text, "register_service", hint="the provider soft, with RDMACM_IB")
+        raise absent(Feature.SERVICE_REGISTRATION, "register_service", who=KERNEL)
 
     def alternate_paths(self, call: str) -> AlternatePathBackend:
-        raise self._no_alternate_paths(call)
-
-    def _no_alternate_paths(self, call: str) -> RdmaError:
-        text = "the kernel's connection manager loads no alternate paths: rdma_cm has no command for them"
-        return cm_error(errno.EOPNOTSUPP, text, call, str(self.peer_addr or "-"), "one path")
+        raise absent(Feature.ALTERNATE_PATHS, call, str(self.peer_addr or "-"), KERNEL)
 
     # -- options --------------------------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.address import Address, InetAddr, is_link_local
-from rdmacm.errors import Failure, cm_error
+from rdmacm.capabilities import KERNEL, Feature
+from rdmacm.errors import Failure
 from rdmacm.explanation import Explanation
 from rdmacm.interrupts import handlers
 from rdmacm.kernel.arrivals import translate
@@ -38,6 +38,7 @@ class KernelProvider:
     """See :class:`rdmacm.provider.Provider`. ``network`` is what it reads of the system for its explanations."""
 
     name = PROVIDER
+    capabilities = KERNEL
 
     def __init__(self, network: Network, *, sysfs: Sysfs | None = None) -> None:
         self.host = KernelHost(network, sysfs or Sysfs())
@@ -85,17 +86,14 @@ class KernelProvider:
 
     @tap.setter
     def tap(self, tap: Tap | None) -> None:
-        if tap is not None:
-            self._refuse_tap()
-
-    def _refuse_tap(self) -> NoReturn:
+        if tap is None:
+            return
         with self.runtime.lock:
             addresses = self.host.view().addresses
         view = addresses[0].view if addresses else None
         protocol = "udp port 4791" if view is None or not isinstance(view, IwarpPortView) else "tcp"
         command = f"'tcpdump -i {view.interface.name if view else 'INTERFACE'} -w FILE {protocol}'"
-        text = "packets of the kernel's devices do not pass through this process"
-        raise cm_error(errno.EOPNOTSUPP, text, "capture", hint=command)
+        self.capabilities.require(Feature.CAPTURE, "capture", hint=command)
 
     # -- ids ------------------------------------------------------------------------------------------
 

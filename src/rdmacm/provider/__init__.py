@@ -8,8 +8,9 @@ references and events, resolves names, and makes synchronous calls of asynchrono
 modules.
 
 **A new provider** is a class with the methods of :class:`Provider`, objects for :class:`EventQueue` and
-:class:`IdBackend`, and devices as in :mod:`rdmacm.verbs.backend`. Its module has ``open_provider()`` and an entry in
-:mod:`rdmacm.provider.choice`. The scenarios of ``tests/conformance`` must pass on it.
+:class:`IdBackend`, and devices as in :mod:`rdmacm.verbs.backend`. It says what it can do (:mod:`rdmacm.capabilities`).
+Its module has ``open_provider()`` and an entry in :mod:`rdmacm.provider.choice`. The scenarios of ``tests/conformance``
+must pass on it.
 
 Errors
     A call that fails raises :class:`~rdmacm.errors.RdmaError` (made by :func:`~rdmacm.errors.cm_error`), leaves
@@ -94,6 +95,7 @@ from rdmacm.verbs.enums import QPAttrMask, QPState
 from rdmacm.verbs.qp import QP
 
 if TYPE_CHECKING:
+    from rdmacm.capabilities import Capabilities
     from rdmacm.proto.sa.subnet import ServiceRecord
 
 __all__ = [
@@ -518,6 +520,8 @@ class Provider(Protocol):
 
     #: The provider's name, for messages.
     name: str
+    #: What it can do; its devices have objects of their own (:class:`rdmacm.verbs.backend.DeviceBackend`).
+    capabilities: Capabilities
     #: The time of all its timeouts and deadlines: seconds that only go forward. A simulated provider has its own.
     clock: Callable[[], float]
     #: Sees the packets that pass; None for no one. A provider that does not see its packets, as one of kernel devices,

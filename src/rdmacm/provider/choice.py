@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rdmacm.address import is_loopback_host
+from rdmacm.capabilities import KERNEL, Feature
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.net import namespace_key
 
@@ -61,7 +62,8 @@ def choose(provider: str | None, hosts: Sequence[str] = ()) -> Choice:
     if name != AUTO:
         return Choice(name)
     found = _automatic()
-    if found.name == "kernel" and hosts and all(map(is_loopback_host, hosts)):
+    lacks_loopback = Feature.LOOPBACK_ADDRESSES in KERNEL.lacks and found.name == KERNEL.provider
+    if lacks_loopback and hosts and all(map(is_loopback_host, hosts)):
         return Choice("soft", f"the kernel's devices have no path to a loopback address such as {hosts[0]}")
     return found
 

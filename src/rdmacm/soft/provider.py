@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.address import Address, InetAddr
+from rdmacm.capabilities import SOFT
 from rdmacm.errors import Failure, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.interrupts import handlers
@@ -50,6 +51,7 @@ class SoftProvider:
     """
 
     name = PROVIDER
+    capabilities = SOFT
 
     def __init__(
         self,

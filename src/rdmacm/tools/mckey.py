@@ -9,7 +9,6 @@ and the size of the messages are not sent: both ends must be started with the sa
 from __future__ import annotations
 
 import argparse
-import errno
 import time
 from functools import partial
 from types import TracebackType
@@ -17,9 +16,9 @@ from typing import Self
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
+from rdmacm.capabilities import Feature, absent
 from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
-from rdmacm.errors import cm_error
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
@@ -134,8 +133,7 @@ class _Node(DatagramNode):
         self.check_size(args, "mckey", "all")
         if args.no_loopback:
             assert self.cmid.verbs is not None
-            text = "the device cannot keep multicast messages from the receivers of its host"
-            raise cm_error(errno.EOPNOTSUPP, text, "create_qp", self.cmid.verbs.name, "no -l")
+            raise absent(Feature.MULTICAST_TO_OTHERS, "create_qp", self.cmid.verbs.name, hint="no -l")
         self.create_qp(0 if args.send else self.count)
 
     def joined(self, param: UdParam) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from rdmacm.address import Gid
+from rdmacm.capabilities import Capabilities
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.enums import (
@@ -330,7 +331,8 @@ class DeviceBackend(Protocol):
     (:mod:`weakref`), and releases its object when they are collected. As long as one of its objects (a region, a queue)
     is in a domain, it may hold the domain itself.
 
-    A device that has no queue pairs, such as one whose driver cannot be reached, raises EOPNOTSUPP in every method.
+    A device that has no queue pairs, such as one whose driver cannot be reached, raises EOPNOTSUPP in every method
+    (:class:`rdmacm.provider.bare_device.BareDevice`).
     """
 
     #: The device's name.
@@ -341,10 +343,8 @@ class DeviceBackend(Protocol):
     attr: DeviceAttr
     #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
     num_comp_vectors: int
-    #: Whether :meth:`QPBackend.modify` itself refuses a port, P_Key or GID row that is not there.
-    checks_tables: bool
-    #: Whether registered memory is locked in memory, and counts towards RLIMIT_MEMLOCK.
-    locks_memory: bool
+    #: What it can do, as far as its provider knows.
+    capabilities: Capabilities
     #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
     default_pds: list[Any]
     #: The same for their XRC domain (:class:`rdmacm.verbs.XRCD`).

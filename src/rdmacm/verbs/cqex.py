@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
+from rdmacm.capabilities import Feature, absent
 from rdmacm.errors import cm_error
 from rdmacm.verbs.checks import check_kind, flags
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -83,14 +84,13 @@ class CQEX(CQ):
         fields = flags(CqWcFlag, init.wc_flags, "wc_flags", "create_cq")
         mask = flags(CqInitAttrMask, init.comp_mask, "comp_mask", "create_cq")
         if fields & ~_SUPPORTED:
-            text = f"completions have no {fields & ~_SUPPORTED!r}"
-            raise cm_error(errno.EOPNOTSUPP, text, "create_cq", hint="CqWcFlag.STANDARD")
+            raise absent(Feature.COMPLETION_FIELDS, "create_cq", why=repr(fields & ~_SUPPORTED))
         if mask & CqInitAttrMask.PD:
-            raise cm_error(errno.EOPNOTSUPP, "there are no parent domains", "create_cq")
+            raise absent(Feature.PARENT_DOMAINS, "create_cq")
         if mask & CqInitAttrMask.FLAGS:
             asked = flags(CqAttrFlag, init.flags, "flags", "create_cq")
             if asked & CqAttrFlag.IGNORE_OVERRUN:
-                raise cm_error(errno.EOPNOTSUPP, "a queue that overflows takes no more", "create_cq")
+                raise absent(Feature.IGNORED_OVERRUN, "create_cq")
         self._fields = int(fields)
         self._current: WC | None = None
         self._is_polling = False

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from rdmacm.address import Gid
+from rdmacm.capabilities import Feature, absent
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.interrupts.protection import finalize
 from rdmacm.verbs.async_event import AsyncEvent
@@ -199,9 +200,7 @@ class Context:
         """
         if self._backend is None:
             if self._open is None:
-                raise cm_error(
-                    errno.EOPNOTSUPP, "the provider has no queue pairs, memory or completions here", "open", self.name
-                )
+                raise absent(Feature.VERBS, "open", self.name, "the provider")
             self._backend = self._open()
         return self._backend
 
@@ -215,8 +214,7 @@ class Context:
 
     def query_rt_values_ex(self, comp_mask: int = 1) -> NoReturn:
         """Values of the device's clock, ibv_query_rt_values_ex(3). EOPNOTSUPP: no device has one."""
-        text = f"no values of the mask {comp_mask!r}: the device has no clock"
-        raise cm_error(errno.EOPNOTSUPP, text, "query_rt_values", self.name)
+        raise absent(Feature.CLOCK, "query_rt_values", self.name, why=f"comp_mask is {comp_mask!r}")
 
     @property
     def device(self) -> Device:

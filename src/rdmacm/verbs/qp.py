@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from rdmacm.address import Gid, is_multicast
+from rdmacm.capabilities import Feature, absent
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
@@ -127,10 +128,11 @@ class QPInitAttrEx(QPInitAttr):
         """EOPNOTSUPP for attributes that no queue pair here has."""
         mask = flags(QPInitAttrMask, self.comp_mask, "comp_mask", "create_qp")
         if mask & ~_EXTENDED:
-            raise cm_error(errno.EOPNOTSUPP, f"no attributes {mask & ~_EXTENDED!r}", "create_qp", hint=repr(_EXTENDED))
+            why = f"comp_mask has {mask & ~_EXTENDED!r}"
+            raise absent(Feature.QP_ATTRIBUTES, "create_qp", why=why, hint=repr(_EXTENDED))
         for name in ("create_flags", "max_tso_header", "source_qpn"):
             if value := getattr(self, name):
-                raise cm_error(errno.EOPNOTSUPP, f"{name} is {value!r}", "create_qp", hint=f"{name}=0")
+                raise absent(Feature.QP_ATTRIBUTES, "create_qp", why=f"{name} is {value!r}", hint=f"{name}=0")
 
 
 class QP(Resource):
@@ -167,7 +169,7 @@ class QP(Resource):
         attr = self._init_attr = init_attr.copy()
         attr.qp_type = self.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
         if attr.qp_type not in REQUIRED_OPERANDS:
-            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
+            raise absent(Feature.of_type(attr.qp_type), "create_qp")
         domain = _domain(creator, init_attr, self.qp_type)
         # Typed as a PD, because a queue pair of any other type than XRC_RECV has one.
         pd = domain if isinstance(domain, PD) else None
@@ -296,7 +298,7 @@ class QP(Resource):
     def _no_ece(self, step: str) -> RdmaError:
         if self._closed:
             return self._closed_error(step)
-        return cm_error(errno.EOPNOTSUPP, "the device has no options for queue pairs", step)
+        return absent(Feature.QP_ECE, step)
 
     # -- states ---------------------------------------------------------------------------------------
 
@@ -323,12 +325,12 @@ class QP(Resource):
                 raise cm_error(errno.EINVAL, fault, "modify_qp")
         check_values(self._context, attr, chosen)
         context = self._context
-        if not context.backend.checks_tables:
+        if not context.backend.capabilities.checks_tables:
             check_tables(context, attr, chosen)
         try:
             self.backend.modify(attr, chosen)
         except RdmaError:
-            if context.backend.checks_tables:
+            if context.backend.capabilities.checks_tables:
                 check_tables(context, attr, chosen)  # tells what the device has refused
             raise
         if self.qp_type is QPType.UD and bits & QP_PORT:
@@ -507,7 +509,7 @@ def _domain(creator: PD | Context, init_attr: QPInitAttr, qp_type: QPType) -> PD
     if qp_type in _XRC:
         context = creator.context if isinstance(creator, PD) else creator
         check_kind("creator", context, Context, "create_qp")
-        check_xrc(context, f"queue pairs of type {qp_type.name}", "create_qp")
+        check_xrc(context, "create_qp", Feature.of_type(qp_type))
     if qp_type is QPType.XRC_RECV:
         if not isinstance(xrcd, XRCD):
             text = "a queue pair of type XRC_RECV needs an XRC domain"

@@ -56,7 +56,7 @@ class OpenedQP(QP):
         qp_type = checks.member(QPType, attr.qp_type, "qp_type", step)
         if qp_type is not QPType.XRC_RECV:
             raise cm_error(errno.EINVAL, f"a queue pair of type {qp_type.name} has one handle", step, hint="XRC_RECV")
-        check_xrc(context, "XRC domains", step)
+        check_xrc(context, step)
         checks.check_kind("xrcd", attr.xrcd, XRCD, step)
         xrcd = attr.xrcd
         assert xrcd is not None

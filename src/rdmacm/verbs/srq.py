@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from rdmacm.capabilities import Feature, absent
 from rdmacm.errors import cm_error
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
@@ -88,7 +89,7 @@ class SRQ(Resource):
         self._event_owner = self.backend.async_events = EventOwner(self)
 
     def _xrc_parts(self) -> tuple[XRCD, CQ]:
-        check_xrc(self.pd.context, "shared receive queues of type XRC", "create_srq")
+        check_xrc(self.pd.context, "create_srq")
         xrcd, cq = self.xrcd, self.cq
         if xrcd is None or cq is None:
             text = "an XRC shared receive queue needs an XRC domain and a completion queue"
@@ -166,7 +167,7 @@ def _domain(creator: PD | Context, init_attr: SrqInitAttrEx) -> PD:
     """The protection domain that a shared receive queue is made in."""
     flags(SrqInitAttrMask, init_attr.comp_mask, "comp_mask", "create_srq")
     if init_attr.srq_type == SRQType.TM or init_attr.comp_mask & SrqInitAttrMask.TM:
-        raise cm_error(errno.EOPNOTSUPP, "the device has no tag matching", "create_srq", hint="SRQType.BASIC or XRC")
+        raise absent(Feature.TAG_MATCHING, "create_srq")
     pd = init_attr.pd
     if isinstance(creator, PD):
         if pd is not None and pd is not creator:

@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import dataclass
 
+from rdmacm.capabilities import Feature, absent
 from rdmacm.errors import cm_error
 from rdmacm.verbs import checks
 from rdmacm.verbs.device import Context
@@ -31,10 +32,10 @@ class XRCDInitAttr:
     fd: int = -1
 
 
-def check_xrc(context: Context, what: str, step: str) -> None:
-    """EOPNOTSUPP for ``what`` on a device without XRC."""
+def check_xrc(context: Context, step: str, feature: Feature = Feature.XRC) -> None:
+    """EOPNOTSUPP for a feature on a device without XRC."""
     if not context.backend.attr.device_cap_flags & DeviceCapFlag.XRC:
-        raise cm_error(errno.EOPNOTSUPP, f"no {what}: the device has no XRC", step, context.name)
+        raise absent(feature, step, context.name, "the device")
 
 
 class XRCD(Resource):
@@ -75,7 +76,7 @@ class XRCD(Resource):
                 text = f"fd is {attr.fd}: {error.strerror}"
                 raise cm_error(error.errno or errno.EBADF, text, step, context.name) from error
             inode = found.st_dev, found.st_ino
-        check_xrc(context, "XRC domains", step)
+        check_xrc(context, step)
         create, exclusive = bool(attr.oflags & os.O_CREAT), bool(attr.oflags & os.O_EXCL)
         self.context = context
         self.backend = self._make(step, (), lambda: context.backend.open_xrcd(inode, create, exclusive))

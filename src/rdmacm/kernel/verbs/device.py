@@ -9,6 +9,7 @@ from ctypes import byref, c_uint32, sizeof
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rdmacm.capabilities import KERNEL, Feature, absent
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.verbs.async_events import KernelAsyncQueue
@@ -68,14 +69,14 @@ _HANDLE = QPOpenAttrMask.NUM | QPOpenAttrMask.XRCD | QPOpenAttrMask.TYPE
 class KernelDevice:
     """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
 
+    capabilities = KERNEL
+
     def __init__(self, opened: OpenedDevice, index: int) -> None:
         self.opened = opened
         self.name = opened.name
         #: The kernel's number of the device.
         self.index = index
         self.default_pds: list[Any] = []
-        self.checks_tables = True
-        self.locks_memory = True
         self.default_xrcds: list[Any] = []
         context = ibv_context.from_address(opened.context)
         self.num_comp_vectors: int = max(1, context.num_comp_vectors)
@@ -220,7 +221,7 @@ class KernelDevice:
                 init.comp_mask, init.xrcd = int(_XRC), pd.address
                 create = opened.operations.create_qp_ex
                 if create is None:
-                    raise self._lacks(f"queue pairs of type {qp_type.name}", "create_qp")
+                    raise self._lacks(Feature.of_type(qp_type), "create_qp")
                 address = made(create(opened.context, byref(init)), "create_qp", self.name)
                 return KernelQP(opened, address, qp_type, cap, None, cqs, (pd,))
             domain = opened.pd(pd)
@@ -260,7 +261,7 @@ class KernelDevice:
             if last_error() == errno.EOPNOTSUPP:
                 break  # drivers refuse more inline data than they take by various other errors
         if not found and last_error() == errno.EOPNOTSUPP:
-            raise self._lacks(f"queue pairs of type {qp_type.name}", "create_qp")
+            raise self._lacks(Feature.of_type(qp_type), "create_qp")
         return made(found, "create_qp", self.name)
 
     def _create_extended(
@@ -288,9 +289,8 @@ class KernelDevice:
                     if last_error() == errno.EOPNOTSUPP:
                         break
             init.cap = ibv_qp_cap.from_buffer_copy(sizes)
-        lacking = [op.name for op in EXTENDED_ONLY if asked & SendOpsFlag[op.name]]
-        if lacking:
-            raise self._lacks(f"{' and '.join(sorted(lacking))} for queue pairs of type {qp_type.name}", "create_qp")
+        for name in sorted(op.name for op in EXTENDED_ONLY if asked & SendOpsFlag[op.name]):
+            raise self._lacks(Feature[name], "create_qp")
         return 0, SendOpsFlag(0)
 
     # -- XRC ------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class KernelDevice:
         opened = self.opened
         open_domain, close_domain = opened.operations.open_xrcd, opened.operations.close_xrcd
         if open_domain is None or close_domain is None:
-            raise self._lacks("XRC domains", "open_xrcd")
+            raise self._lacks(Feature.XRC, "open_xrcd")
         init = ibv_xrcd_init_attr(int(XRCDInitAttrMask.FD | XRCDInitAttrMask.OFLAGS), _descriptor_of(inode))
         init.oflags = (os.O_CREAT if create else 0) | (os.O_EXCL if exclusive else 0)
         with opened.call("open_xrcd"):
@@ -312,7 +312,7 @@ class KernelDevice:
         assert isinstance(cq, KernelCQ)
         create, number_of = opened.operations.create_srq_ex, opened.operations.get_srq_num
         if create is None or number_of is None:
-            raise self._lacks("shared receive queues of type XRC", "create_srq")
+            raise self._lacks(Feature.XRC, "create_srq")
         handle, number = opened.pd(pd), c_uint32()
         mask = SrqInitAttrMask.TYPE | SrqInitAttrMask.PD | SrqInitAttrMask.XRCD | SrqInitAttrMask.CQ
         init = ibv_srq_init_attr_ex(
@@ -337,7 +337,7 @@ class KernelDevice:
         assert isinstance(domain, XrcDomain)
         open_handle = opened.operations.open_qp
         if open_handle is None:
-            raise self._lacks(f"queue pairs of type {QPType.XRC_RECV.name}", "open_qp")
+            raise self._lacks(Feature.QP_XRC_RECV, "open_qp")
         attr = ibv_qp_open_attr(int(_HANDLE), qp_num, domain.address, None, int(QPType.XRC_RECV))
         with opened.runtime.lock, opened.call("open_qp"):
             address = made(open_handle(opened.context, byref(attr)), "open_qp", self.name)
@@ -346,8 +346,8 @@ class KernelDevice:
         qp.query()  # its state
         return qp
 
-    def _lacks(self, what: str, step: str) -> RdmaError:
-        return cm_error(errno.EOPNOTSUPP, f"the device has no {what}", step, self.name)
+    def _lacks(self, feature: Feature, step: str) -> RdmaError:
+        return absent(feature, step, self.name, "the device")
 
 
 class XrcDomain(Handle):

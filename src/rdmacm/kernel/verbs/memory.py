@@ -8,6 +8,7 @@ import errno
 import weakref
 from typing import TYPE_CHECKING
 
+from rdmacm.capabilities import Feature, absent
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.verbs.layouts import ibv_mr, ibv_mw
 from rdmacm.kernel.verbs.library import last_error
@@ -122,13 +123,13 @@ class KernelDmaBufMR(KernelMR):
         self._begin(opened, pd, memoryview(b""), iova, length, access)
         register, step = opened.library.ibv_reg_dmabuf_mr, "reg_dmabuf_mr"
         if register is None:
-            raise cm_error(errno.EOPNOTSUPP, "libibverbs registers no dma-bufs", step, opened.name, "rdma-core 34")
+            raise absent(Feature.DMA_BUFS, step, opened.name, "libibverbs", hint="rdma-core 34")
         with opened.call(step):
             made_at = register(pd.address, offset, length, iova, fd, access)
             if not made_at:
                 code = last_error()
                 if code == errno.EOPNOTSUPP:
-                    raise cm_error(code, "the device has no regions of dma-bufs", step, opened.name)
+                    raise absent(Feature.DMA_BUFS, step, opened.name, "the device")
                 raise refusal(code, step, opened.name)
             self._registered(made_at)
 
@@ -153,7 +154,7 @@ class KernelMW:
         opened = self._opened
         alloc, dealloc = opened.operations.alloc_mw, opened.operations.dealloc_mw
         if alloc is None or dealloc is None:
-            raise cm_error(errno.EOPNOTSUPP, "the device has no memory windows", "alloc_mw", opened.name)
+            raise absent(Feature.MEMORY_WINDOWS, "alloc_mw", opened.name, "the device")
         with opened.call("alloc_mw"):
             self.address = made(alloc(self._pd.address, int(self.type)), "alloc_mw", opened.name)
             opened.hold(self, Rank.MW, dealloc, self.address)

@@ -7,6 +7,7 @@ import os
 import resource
 from pathlib import Path
 
+from rdmacm.capabilities import RARE_ACCESS, absent
 from rdmacm.enums import AccessFlag
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.verbs.library import code_of, last_error
@@ -19,15 +20,6 @@ _MEMLOCK_HINT = (
     "'ulimit -l unlimited', '* - memlock unlimited' in /etc/security/limits.conf, for a container --ulimit memlock=-1, "
     "for a unit of systemd LimitMEMLOCK=infinity; 'ulimit -l' shows the limit"
 )
-#: Access that few devices have: what is missing, and the hint.
-_RARE_ACCESS = {
-    AccessFlag.ON_DEMAND: (
-        "the device has no on-demand paging",
-        "access without ON_DEMAND; query_device_ex().odp_caps has what the device pages on demand",
-    ),
-    AccessFlag.HUGETLB: ("the device has no regions of huge pages", "access without HUGETLB"),
-    AccessFlag.ZERO_BASED: ("the device has no zero-based regions", "access without ZERO_BASED"),
-}
 _MODIFY_QP = {
     errno.ETIMEDOUT: (
         "the hardware address of the destination's GID was not found",
@@ -96,10 +88,10 @@ def _ibdev(path: Path) -> str:
 
 def not_registered(code: int, access: int, device: str) -> RdmaError:
     """The error of registering memory: the access that the device lacks, if that is why."""
-    for flag, (text, hint) in _RARE_ACCESS.items():
+    for flag, feature in RARE_ACCESS.items():
         # Linux before 6.2 says EINVAL of on-demand paging.
         if access & flag and (code == errno.EOPNOTSUPP or (code, flag) == (errno.EINVAL, AccessFlag.ON_DEMAND)):
-            return cm_error(code, text, "reg_mr", device, hint)
+            return absent(feature, "reg_mr", device, "the device", code=code)
     if code == errno.EINVAL and access & AccessFlag.ZERO_BASED:
         text = "the device has no zero-based regions, or the buffer does not begin at a page"
         return cm_error(code, text, "reg_mr", device, "access without ZERO_BASED, or a buffer of mmap")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rdmacm.capabilities import SOFT, Feature, absent
 from rdmacm.errors import cm_error
 from rdmacm.proto.constants import LONGEST_MESSAGE
 from rdmacm.proto.engine import EngineCounters
@@ -109,6 +110,8 @@ class SoftDevice:
     ``device`` is what it is now; ``find_device(ifindex)`` returns the device of an interface as it is then, if any.
     """
 
+    capabilities = SOFT
+
     def __init__(
         self,
         runtime: Runtime,
@@ -126,8 +129,6 @@ class SoftDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
-        self.checks_tables = False
-        self.locks_memory = False
         self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr
@@ -232,8 +233,7 @@ class SoftDevice:
             return self._memory.register(pd, view, access)
 
     def reg_dmabuf_mr(self, *_: object) -> NoReturn:
-        """A software device accesses memory of the process only."""
-        raise cm_error(errno.EOPNOTSUPP, "the device has no regions of dma-bufs", "reg_dmabuf_mr", self.name)
+        raise absent(Feature.DMA_BUFS, "reg_dmabuf_mr", self.name, SOFT)
 
     def create_ah(self, pd: object, ah: AddressHandle) -> None:
         pass
@@ -321,9 +321,8 @@ class SoftDevice:
         send_ops: SendOpsFlag | None = None,  # noqa: ARG002 (a queue pair has all operations of its type)
     ) -> SoftQP | SoftUdQP:
         """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
+        self.capabilities.require(Feature.of_type(qp_type), "create_qp", self.name)
         kind = _QUEUE_PAIRS.get(qp_type)
-        if kind is None and qp_type not in (QPType.XRC_SEND, QPType.XRC_RECV):
-            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
             self._check_fork("create_qp")

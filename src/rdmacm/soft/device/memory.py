@@ -13,17 +13,15 @@ import errno
 import random
 from typing import TYPE_CHECKING
 
+from rdmacm.capabilities import RARE_ACCESS, SOFT
 from rdmacm.errors import cm_error
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.plainints import (
     ACCESS_FLUSH_PERSISTENT,
-    ACCESS_HUGETLB,
     ACCESS_LOCAL_WRITE,
-    ACCESS_ON_DEMAND,
     ACCESS_REMOTE_ATOMIC,
     ACCESS_REMOTE_WRITE,
-    ACCESS_ZERO_BASED,
 )
 from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
@@ -44,7 +42,7 @@ __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
 #: Keys of deregistered regions, and of deallocated windows, that are not given again yet.
 _FREED_KEYS = 1024
 
-_PAGING = ACCESS_ON_DEMAND | ACCESS_HUGETLB
+_RARE = sum(RARE_ACCESS)
 _WRITES = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
 
@@ -66,11 +64,10 @@ def _check_access(access: int, step: str) -> None:
     """
     if access & ACCESS_FLUSH_PERSISTENT:
         raise cm_error(errno.EINVAL, "the memory is not persistent", step, hint="FLUSH_GLOBAL alone")
-    if access & ACCESS_ZERO_BASED:
-        raise cm_error(errno.EOPNOTSUPP, "a region's addresses are those of its buffer", step)
-    if access & _PAGING:
-        text = "memory is neither paged on demand nor known to be of huge pages"
-        raise cm_error(errno.EOPNOTSUPP, text, step, hint="access without ON_DEMAND and HUGETLB")
+    if access & _RARE:
+        for flag, feature in RARE_ACCESS.items():
+            if access & flag:
+                SOFT.require(feature, step)
 
 
 class SoftMR:

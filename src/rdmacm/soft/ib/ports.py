@@ -8,16 +8,15 @@ A transport is opened when its port is first asked for, and closed with the prov
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid
-from rdmacm.errors import cm_error
+from rdmacm.capabilities import INFINIBAND
+from rdmacm.provider.bare_device import BareDevice
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR
-from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, TransportType
 
@@ -116,23 +115,11 @@ class IbPorts:
         return "; ".join(missing) or f"there is {', '.join(s.transport.name for s in self.subnets)}"
 
 
-class IbDevice:
-    """An InfiniBand device without a driver: it has limits, which connecting needs, and refuses everything else.
-
-    See :class:`rdmacm.verbs.backend.DeviceBackend`.
-    """
+class IbDevice(BareDevice):
+    """An InfiniBand device without a driver: the limits are for a connection whose queue pair is a driver's."""
 
     def __init__(self, name: str, node_guid: int = 0) -> None:
-        self.name = name
-        self.transport_type = TransportType.IB
-        self.num_comp_vectors = 1
-        #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
-        self.default_pds: list[Any] = []
-        self.checks_tables = False
-        self.locks_memory = False
-        self.default_xrcds: list[Any] = []
-        #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
-        self.attr = replace(
+        attr = replace(
             SOFT_DEVICE_ATTR,
             fw_ver="",
             node_guid=node_guid,
@@ -143,20 +130,4 @@ class IbDevice:
             atomic_cap=AtomicCap.NONE,
             **dict.fromkeys(("max_qp", "max_cq", "max_mr", "max_srq", "max_res_rd_atom"), 0),
         )
-
-    @property
-    def attr_ex(self) -> DeviceAttrEx:
-        """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
-        return DeviceAttrEx.of(self.attr)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise cm_error(
-            errno.EOPNOTSUPP,
-            "moving data over InfiniBand takes the adapter's driver; without it, only addresses, services, connections",
-            "create_qp",
-            self.name,
-            "a queue pair of your own, named by ConnParam(qp_num=...)",
-        )
-
-    query_counters = reg_mr = reg_dmabuf_mr = alloc_mw = create_ah = create_channel = create_async_queue = _refuse
-    create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse
+        super().__init__(name, TransportType.IB, attr, INFINIBAND)

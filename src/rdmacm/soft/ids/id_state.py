@@ -7,14 +7,14 @@ An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves a
 
 from __future__ import annotations
 
-import errno
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
 from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.capabilities import INFINIBAND, SOFT, Feature
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmStateError, Failure, RdmaError, cm_error
+from rdmacm.errors import CmStateError, Failure
 from rdmacm.explanation import Explanation, Step
 from rdmacm.net.types import Neighbour
 from rdmacm.proto.sa import PathRecord
@@ -31,7 +31,7 @@ from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import LinkLayer
 
-__all__ = ["IdState", "explain_failure", "family_of", "host_of", "no_alternate_paths", "steps_of", "wildcard_of"]
+__all__ = ["IdState", "explain_failure", "family_of", "host_of", "steps_of", "wildcard_of"]
 
 _NO_GID = Gid()
 
@@ -158,9 +158,13 @@ class IdState:
         )
 
     @property
-    def has_alternate_paths(self) -> bool:
-        """Whether the id's wire has alternate paths: only InfiniBand has."""
+    def is_infiniband(self) -> bool:
+        """Whether the id is bound to an InfiniBand port."""
         return self.port_view is not None and self.port_view.port.link_layer is LinkLayer.INFINIBAND
+
+    def require_feature(self, feature: Feature, call: str) -> None:
+        """Raise EOPNOTSUPP if the id's port lacks a feature."""
+        (INFINIBAND if self.is_infiniband else SOFT).require(feature, call, str(self.peer_addr))
 
     # -- events ---------------------------------------------------------------------------------------
 
@@ -274,13 +278,6 @@ def explain_failure(core: IdState, lookup: AddressLookup, failure: Failure) -> E
     """The explanation of a failed address resolution, which begins with the id's binding."""
     bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in core.taken_steps if name == "bind")
     return lookup.explain(None, failure, bind)
-
-
-def no_alternate_paths(core: IdState, call: str) -> RdmaError:
-    """The error of a call for an alternate path on an id whose wire has none."""
-    where = core.port_view.device.name if core.port_view is not None else "the id"
-    message = f"{where} is on no InfiniBand port: RoCE has no alternate paths, and no path migration"
-    return cm_error(errno.EOPNOTSUPP, message, call, str(core.peer_addr), "no alternate path")
 
 
 def _no_owner() -> None:

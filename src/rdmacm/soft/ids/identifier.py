@@ -18,6 +18,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB
+from rdmacm.capabilities import Feature
 from rdmacm.constants import CmEventType
 from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
@@ -33,7 +34,7 @@ from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.changes import ipoib_change, roce_change
 from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector
-from rdmacm.soft.ids.id_state import IdState, family_of, host_of, no_alternate_paths, steps_of, wildcard_of
+from rdmacm.soft.ids.id_state import IdState, family_of, host_of, steps_of, wildcard_of
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
@@ -207,8 +208,8 @@ class SoftId(IdState):
             self.require(Trigger.RESOLVE_ROUTE)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
-            if alternate and not self.has_alternate_paths:
-                raise no_alternate_paths(self, "resolve_route")
+            if alternate:
+                self.require_feature(Feature.ALTERNATE_PATHS, "resolve_route")
             self.link.resolve_route(timeout_ms, alternate)
 
     def resolve_service(self, service: str) -> None:
@@ -421,8 +422,7 @@ class SoftId(IdState):
         with self.runtime.lock:
             if self.state is State.DESTROYING or not self.connector.is_open:
                 raise self.refuse(call)
-            if not self.has_alternate_paths:
-                raise no_alternate_paths(self, call)
+            self.require_feature(Feature.ALTERNATE_PATHS, call)
             return self.connector.alternate_path()
 
     def disconnect(self) -> bool:

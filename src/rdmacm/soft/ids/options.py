@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import sys
 
+from rdmacm.capabilities import Feature
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.provider.cmstate import OPTION_STATES, Trigger, refusal
 from rdmacm.soft.ids.alternate_path import why_no_alternate
-from rdmacm.soft.ids.id_state import IdState, no_alternate_paths
-from rdmacm.verbs.enums import LinkLayer, QPType
+from rdmacm.soft.ids.id_state import IdState
+from rdmacm.verbs.enums import QPType
 
 __all__ = ["set_option"]
 
@@ -78,12 +79,11 @@ def _set_path(core: IdState, value: int | bytes) -> None:
     if primary is None:
         wanted = f"no record with flags {int(PATH_FLAGS)} (GMP, PRIMARY, BIDIRECTIONAL)"
         raise cm_error(errno.EINVAL, wanted, "set_option")
-    is_infiniband = core.port_view is not None and core.port_view.port.link_layer is LinkLayer.INFINIBAND
-    reason = why_unusable(primary, has_lids=is_infiniband)
+    reason = why_unusable(primary, has_lids=core.is_infiniband)
     if reason is not None:
         raise cm_error(errno.EINVAL, reason, "set_option", hint="a path of getaddrinfo()")
-    if alternate is not None and not core.has_alternate_paths:
-        raise no_alternate_paths(core, "set_option")
+    if alternate is not None:
+        core.require_feature(Feature.ALTERNATE_PATHS, "set_option")
     why = "" if alternate is None else why_no_alternate(primary, alternate)
     if why:
         raise cm_error(errno.EINVAL, why, "set_option", str(core.peer_addr))

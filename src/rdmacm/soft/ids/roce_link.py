@@ -6,9 +6,10 @@ import errno
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, is_multicast, service_id
+from rdmacm.capabilities import SOFT, Feature, absent
 from rdmacm.constants import CmEventType
 from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
@@ -104,18 +105,15 @@ class RoceLink:
         core = self._id
         if core.port_view is None:
             raise core.refuse("resolve_addrinfo")
-        raise cm_error(
-            errno.EOPNOTSUPP,
-            f"{core.port_view.device.name} is RoCE and has no subnet administrator to ask",
-            "resolve_addrinfo",
-            service,
-            "RAI_DNS, or an id bound to an InfiniBand port",
-        )
+        raise absent(Feature.SUBNET_ADMINISTRATOR, "resolve_addrinfo", service, SOFT)
 
     def register_service(
         self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> ServiceBackend:
-        refuse_registration(self._id)
+        hint = "bind_addr() to a SockAddrIB with the port's GID"
+        if self._id.port_view is None:
+            raise cm_error(errno.EINVAL, "the id is bound to no port", "register_service", hint=hint)
+        raise absent(Feature.SERVICE_REGISTRATION, "register_service", who=SOFT, hint=hint)
 
     # -- the passive side -----------------------------------------------------------------------------
 
@@ -262,14 +260,3 @@ class RoceLink:
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
         route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(is_global=True, port_num=core.port_num, sl=path.sl, gr=route)
-
-
-def refuse_registration(core: IdState) -> NoReturn:
-    """Raise the error of register_service() on an id that is on no InfiniBand port."""
-    where = core.port_view.device.name if core.port_view is not None else "the id"
-    raise cm_error(
-        errno.EOPNOTSUPP if core.port_view is not None else errno.EINVAL,
-        f"{where} is on no InfiniBand port, whose subnet administrator would keep the service",
-        "register_service",
-        hint="bind_addr() to a SockAddrIB with the port's GID",
-    )

@@ -1,0 +1,51 @@
+"""A device whose queue pairs and memory cannot be reached: it has limits, which connecting needs, and refuses the rest.
+
+See :class:`rdmacm.verbs.backend.DeviceBackend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from rdmacm.capabilities import Capabilities, Feature, absent
+from rdmacm.errors import RdmaError
+from rdmacm.verbs.attr import DeviceAttr
+from rdmacm.verbs.attrex import DeviceAttrEx
+from rdmacm.verbs.enums import TransportType
+
+__all__ = ["BareDevice"]
+
+
+class BareDevice:
+    """See the module. ``attr``: its limits; those of queues and regions count for nothing."""
+
+    #: What to try for queue pairs; empty for what :class:`Feature` says.
+    hint = ""
+    num_comp_vectors = 1
+
+    def __init__(self, name: str, transport_type: TransportType, attr: DeviceAttr, capabilities: Capabilities) -> None:
+        self.name = name
+        self.transport_type = transport_type
+        self.attr = attr
+        self.capabilities = capabilities
+        self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
+
+    @property
+    def attr_ex(self) -> DeviceAttrEx:
+        """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
+        return DeviceAttrEx.of(self.attr)
+
+    def refusal(self) -> RdmaError:
+        """The error of every call."""
+        return absent(Feature.VERBS, "open_device", self.name, self.capabilities, hint=self.hint)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise self.refusal()
+
+    def query_counters(self) -> dict[str, int]:
+        """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
+        raise self.refusal()
+
+    reg_mr = reg_dmabuf_mr = alloc_mw = create_ah = create_channel = create_async_queue = _refuse
+    create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse
