@@ -16,6 +16,7 @@ import pytest
 
 import rdmacm
 from rdmacm import AddressFamily, PortSpace, QPType, RaiFlag
+from rdmacm.capabilities import SOFT, Feature
 from rdmacm.proto import core_choice
 from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
@@ -76,6 +77,7 @@ class TestDevices:
                     "driver",
                     "fw_ver",
                     "core",
+                    "capabilities",
                     "unused",
                     "ports",
                 )
@@ -88,6 +90,11 @@ class TestDevices:
             assert found["node_type"] == "CA"
             assert found["transport_type"] == "IB"
             assert found["core"] == core_choice.name
+            assert found["capabilities"]["transports"] == ["RoCEv2"]
+            assert found["capabilities"]["families"] == ["AF_INET", "AF_INET6"]
+            assert found["capabilities"]["features"] == {
+                feature.name.lower(): SOFT.support(feature) for feature in Feature
+            }
             assert found["node_guid"] == device.guid_text
             for each, port in zip(found["ports"], device.ports, strict=True):
                 assert set(each) == {"port_num", "state", "link_layer", "max_mtu", "active_mtu", "gids", "pkeys"}

@@ -27,7 +27,7 @@ from rdmacm.provider.cmstate import State, Trigger
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.attr import AHAttr
-from rdmacm.verbs.enums import QPState, QPType
+from rdmacm.verbs.enums import QPState
 
 __all__ = ["translate"]
 
@@ -186,7 +186,7 @@ def _request(listener: KernelId, queue: KernelQueue, raw: abi.Event) -> QueuedEv
 
 
 def _param(core: KernelId, raw: abi.Event, is_request: bool = False) -> ConnParam | UdParam:
-    if core.qp_type != QPType.UD:
+    if core.rules.is_connected:
         return abi.unpack_conn(raw.param)
     found = abi.unpack_ud(raw.param)
     return UdParam(found.private_data, AHAttr(), 0, 0) if is_request else found

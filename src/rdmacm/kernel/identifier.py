@@ -23,6 +23,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
+from rdmacm.kernel.differences import rules_of
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.id_state import IdState
@@ -36,7 +37,7 @@ from rdmacm.provider.cmstate import State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.attr import QPAttr
-from rdmacm.verbs.enums import EventType, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import EventType, QPAttrMask, QPState
 
 if TYPE_CHECKING:
     from rdmacm.errors import Failure
@@ -57,16 +58,7 @@ _OPTIONS = {
     IdOption.AFONLY: ("=i", 0x7FFFFFFF),
     IdOption.ACK_TIMEOUT: ("=B", 0xFF),
 }
-#: Bytes of private data in the messages of InfiniBand: for connections, and for datagrams (InfiniBand Architecture
-#: 12.6 and 12.11). A request of an id with IP addresses has a header of the connection manager in it.
-_ROOM = {
-    ("connect", False): 92,
-    ("connect", True): 216,
-    ("accept", False): 196,
-    ("accept", True): 136,
-    ("reject", False): 148,
-    ("reject", True): 136,
-}
+#: Bytes of the connection manager's own in the private data of a request with IP addresses.
 _IP_HEADER = 36
 #: The largest backlog, which is the kernel's by default (net.rdma_ucm.max_backlog).
 _MOST_HELD = 1024
@@ -94,12 +86,14 @@ def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: in
 class KernelId(IdState):
     """See the module."""
 
-    __slots__ = ("_joins", "is_passive")
+    __slots__ = ("_joins", "is_passive", "rules")
 
     def __init__(
         self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
     ) -> None:
         super().__init__(host, queue, owner, port_space, qp_type, number)
+        #: What is done by its type.
+        self.rules = rules_of(qp_type)
         #: Whether a request has made it.
         self.is_passive = False
         #: The joins of multicast groups: the kernel's number and the cookie of each.
@@ -388,7 +382,7 @@ class KernelId(IdState):
         if self.is_iwarp:
             room = abi.MAX_PRIVATE_DATA
         else:
-            room = _ROOM[call, self.qp_type == QPType.UD]
+            room = self.rules.room[call]
             if call == "connect" and isinstance(self.peer_addr, InetAddr):
                 room -= _IP_HEADER
         if len(data) > room:
@@ -434,7 +428,7 @@ class KernelId(IdState):
                 raise self.refuse("accept")
             self._check_room(param.private_data, "accept")
             try:
-                if self.qp is not None and self.qp_type != QPType.UD:
+                if self.qp is not None and self.rules.is_connected:
                     self.make_ready(self.qp, param)
             except RdmaError:
                 self.fail_qp()
@@ -467,11 +461,11 @@ class KernelId(IdState):
     def disconnect(self) -> bool:
         with self.runtime.lock:
             self.begin("disconnect")
-            if not self.is_established and self.qp_type != QPType.UD:
+            if not self.is_established and self.rules.is_connected:
                 self.queue.drain()  # it may be, by an event that is not fetched
             self.fail_qp()
             self.tell(Command.DISCONNECT, abi.only_id(self.number), "disconnect", Trigger.DISCONNECT)
-            return self.is_established and not self.is_disconnected and self.qp_type != QPType.UD
+            return self.is_established and not self.is_disconnected and self.rules.is_connected
 
     def answer_disconnection(self) -> None:
         """Confirm the peer's end of the connection, for which it waits; nothing where this side has ended it."""
@@ -511,13 +505,13 @@ class KernelId(IdState):
                 self.qp = None
                 return
             initial = self.init_qp_attr(QPState.INIT)
-            if self.qp_type == QPType.UD:
+            if self.rules.is_connected:
+                qp.backend.modify(*initial)
+                qp.backend.async_events = _ArrivalOfData(self, qp.backend.async_events)
+            else:
                 qp.modify(*initial)  # the API's object learns the port's MTU
                 qp.backend.modify(QPAttr(qp_state=QPState.RTR), QPAttrMask.STATE)
                 qp.backend.modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE | QPAttrMask.SQ_PSN)
-            else:
-                qp.backend.modify(*initial)
-                qp.backend.async_events = _ArrivalOfData(self, qp.backend.async_events)
             self.qp = qp
 
     def make_ready(self, qp: QP, param: ConnParam | None = None) -> None:
@@ -535,7 +529,7 @@ class KernelId(IdState):
     def fail_qp(self) -> None:
         """The queue pair of a connection goes to ERR with it. One of datagrams has no connection."""
         qp = self.qp
-        if qp is not None and not qp.closed and self.qp_type != QPType.UD and qp.backend.state is not QPState.ERR:
+        if qp is not None and not qp.closed and self.rules.is_connected and qp.backend.state is not QPState.ERR:
             with contextlib.suppress(RdmaError):  # the device may be gone
                 qp.backend.modify(_TO_ERROR, QPAttrMask.STATE)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.address import Address, InetAddr, is_link_local
-from rdmacm.capabilities import KERNEL, Feature
+from rdmacm.capabilities import KERNEL, KERNEL_WITHOUT_LIBRARY, Capabilities, Feature
 from rdmacm.errors import Failure
 from rdmacm.explanation import Explanation
 from rdmacm.interrupts import handlers
@@ -38,7 +38,6 @@ class KernelProvider:
     """See :class:`rdmacm.provider.Provider`. ``network`` is what it reads of the system for its explanations."""
 
     name = PROVIDER
-    capabilities = KERNEL
 
     def __init__(self, network: Network, *, sysfs: Sysfs | None = None) -> None:
         self.host = KernelHost(network, sysfs or Sysfs())
@@ -51,6 +50,10 @@ class KernelProvider:
     def devices(self) -> tuple[Device, ...]:
         with self.runtime.lock:
             return self.host.devices()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return KERNEL_WITHOUT_LIBRARY if verbs_module() is None else KERNEL
 
     def query_counters(self) -> Counters:
         """The kernel counts for all processes together, and so do these."""

@@ -520,13 +520,15 @@ class Provider(Protocol):
 
     #: The provider's name, for messages.
     name: str
-    #: What it can do; its devices have objects of their own (:class:`rdmacm.verbs.backend.DeviceBackend`).
-    capabilities: Capabilities
     #: The time of all its timeouts and deadlines: seconds that only go forward. A simulated provider has its own.
     clock: Callable[[], float]
     #: Sees the packets that pass; None for no one. A provider that does not see its packets, as one of kernel devices,
     #: raises EOPNOTSUPP for anything but None.
     tap: Tap | None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; its devices have objects of their own (:class:`rdmacm.verbs.backend.DeviceBackend`)."""
 
     def devices(self) -> tuple[Device, ...]:
         """Every device, as it is now."""

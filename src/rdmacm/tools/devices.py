@@ -8,8 +8,10 @@ import os
 from collections.abc import Sequence
 from socket import AF_INET, inet_ntop
 
+from rdmacm.capabilities import INFINIBAND, Feature
 from rdmacm.diagnosis.explain import devices
 from rdmacm.errors import RdmaError
+from rdmacm.provider import get_provider
 from rdmacm.provider.choice import choose
 from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.core_name import core_line, core_name
@@ -50,7 +52,8 @@ PAGE = Page(
 
         With --json, writes a list of objects: name, index, provider, node_type, transport_type, node_guid, driver,
         fw_ver (null without a driver, or without firmware), core (c or python; null for a device of the kernel), ports,
-        and unused (why the provider auto uses no device of the kernel, or null).
+        capabilities, and unused (why the provider auto uses no device of the kernel, or null). Capabilities are
+        transports, families, and features: for each yes, no, or device where its driver decides.
         A port has port_num, state, link_layer, max_mtu and active_mtu (in bytes; null when no packet fits), gids
         and pkeys (numbers). A GID has gid, gid_index, port_num, gid_type, ndev_name, ndev_ifindex and ipv4 (or
         null). Types and states are names of the verbs enumerations, such as ACTIVE and ROCE_V2.
@@ -177,7 +180,19 @@ def device_json(device: Device) -> dict[str, object]:
         "driver": device.driver or None,
         "fw_ver": device.fw_ver or None,
         "core": core_name(device.provider),
+        "capabilities": _capabilities_json(device),
         "ports": [_port_json(port) for port in device.ports],
+    }
+
+
+def _capabilities_json(device: Device) -> dict[str, object]:
+    is_infiniband = any(port.link_layer is LinkLayer.INFINIBAND for port in device.ports)
+    is_bare = is_infiniband and device.provider == INFINIBAND.provider
+    known = INFINIBAND if is_bare else get_provider(device.provider).capabilities
+    return {
+        "transports": list(known.transports),
+        "families": list(known.families),
+        "features": {feature.name.lower(): known.support(feature) for feature in Feature},
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdmacm.capabilities import KERNEL, Feature, absent
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.kernel.differences import RULES
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.verbs.async_events import KernelAsyncQueue
 from rdmacm.kernel.verbs.attributes import device_attr, device_attr_ex, guid_of, known
@@ -217,7 +218,8 @@ class KernelDevice:
         )
         cqs = tuple(dict.fromkeys(cq for cq in (send_cq, recv_cq) if cq is not None))
         with opened.runtime.lock, opened.call("create_qp"):
-            if isinstance(pd, XrcDomain):
+            if RULES[qp_type].in_xrc_domain:
+                assert isinstance(pd, XrcDomain)
                 init.comp_mask, init.xrcd = int(_XRC), pd.address
                 create = opened.operations.create_qp_ex
                 if create is None:

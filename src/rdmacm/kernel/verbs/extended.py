@@ -17,6 +17,7 @@ from socket import htonl
 from typing import Any
 
 from rdmacm.errors import cm_error
+from rdmacm.kernel.differences import RULES, To
 from rdmacm.kernel.verbs.layouts import SGE as SGE_FORMAT
 from rdmacm.kernel.verbs.layouts import ibv_mw_bind_info, ibv_qp_ex, ibv_sge
 from rdmacm.kernel.verbs.memory import KernelMR, KernelMW
@@ -113,7 +114,7 @@ class ExtendedPosting:
                 function = getattr(self._qp, name)
                 if function is not None:
                     self._beginnings[opcode] = prototype(function)
-        others = set(_OTHERS) if qp_type is QPType.UD else set(_OTHERS) - {"wr_set_ud_addr"}
+        others = set(_OTHERS) if RULES[qp_type].to is To.HANDLE else set(_OTHERS) - {"wr_set_ud_addr"}
         self._others = {name: _OTHERS[name](getattr(self._qp, name)) for name in others}
         self._lock = threading.RLock()
         self._is_posting = False

@@ -13,6 +13,7 @@ from ctypes import addressof, c_char, sizeof
 from socket import htonl
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.kernel.differences import RULES, To
 from rdmacm.kernel.verbs.extended import EXTENDED_ONLY
 from rdmacm.kernel.verbs.layouts import (
     ATOMIC_WR,
@@ -82,7 +83,7 @@ class SendArray:
     def __init__(self, qp_type: QPType, max_sge: int, max_inline: int) -> None:
         self._max_sge = max(max_sge, 1)
         self._max_inline = max_inline
-        forms = _DATAGRAMS if qp_type is QPType.UD else _RELIABLE
+        forms = _DATAGRAMS if RULES[qp_type].to is To.HANDLE else _RELIABLE
         #: By opcode.
         self._forms = [forms.get(opcode, _NONE) for opcode in range(max(WROpcode) + 1)]
         self._wrs, self._elements, self._inline = _Memory(), _Memory(), _Memory()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError
+from rdmacm.kernel.differences import RULES, To
 from rdmacm.kernel.verbs.attributes import fill_qp_attr, qp_attr_of
 from rdmacm.kernel.verbs.completion import KernelCQ
 from rdmacm.kernel.verbs.extended import EXTENDED_ONLY, ExtendedPosting
@@ -103,8 +104,8 @@ class KernelQP:
         self.async_events: AsyncEvents | None = None
         self._qp_type = qp_type
         #: Whether it receives datagrams.
-        self.is_datagram = qp_type is QPType.UD
-        self._is_xrc = qp_type is QPType.XRC_SEND
+        self.is_datagram = RULES[qp_type].to is To.HANDLE
+        self._is_xrc = RULES[qp_type].to is To.QUEUE
         self._cap = cap
         self._pd = pd
         self._cqs = cqs
@@ -191,11 +192,10 @@ class KernelQP:
     def failed(self, opcode: WCOpcode) -> None:
         """A request has completed with an error."""
         if self.state is not QPState.RESET:
-            stays = self._qp_type in (QPType.UC, QPType.UD) and not opcode & _RECEIVES
-            if not stays:
+            if opcode & _RECEIVES:
                 self.state = QPState.ERR
             elif self.state is not QPState.ERR:
-                self.state = QPState.SQE
+                self.state = RULES[self._qp_type].after_failed_send
 
     def happened(self, event: EventType) -> None:
         if event in _FATAL:
