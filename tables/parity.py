@@ -6,11 +6,15 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from socket import AF_INET
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from rdmacm.address import AF_IB
 from rdmacm.capabilities import DEVICE, NO, NOWHERE, PROVIDERS, Capabilities, Feature
 from rdmacm.kernel.differences import DIFFERENCES, RULES, Rules
+from rdmacm.proto.cm.messages import Message
+from rdmacm.proto.cm.private_data import user_capacity
 from rdmacm.verbs.enums import QPType
 
 __all__ = ["with_tables"]
@@ -59,6 +63,12 @@ def _cell(provider: Capabilities, feature: Feature) -> str:
     return "device" if answer == DEVICE else "yes"
 
 
+def _room(kind: type[Message]) -> str:
+    by_ip = user_capacity(kind, AF_INET)
+    room = user_capacity(kind, AF_IB)
+    return f"{kind.__name__}: {room}" + (f", with IP addresses {by_ip}" if by_ip != room else "")
+
+
 def differences() -> Iterator[str]:
     def row(name: str, of: Iterable[str]) -> tuple[str, ...]:
         return name, *of
@@ -73,7 +83,7 @@ def differences() -> Iterator[str]:
             row("a send that fails takes the queue pair to", (each.after_failed_send.name for each in every)),
             row("made in", ("an XRC domain" if each.in_xrc_domain else "a protection domain" for each in every)),
             *(
-                row(f"bytes of private data: `{call}`", (str(each.room[call]) for each in every))
+                row(f"message of `{call}`: bytes of private data", (_room(each.messages[call]) for each in every))
                 for call in ("connect", "accept", "reject")
             ),
         ),

@@ -264,6 +264,7 @@ KERNEL_WITHOUT_LIBRARY = replace(
     part="without libibverbs",
     use="",
     lacks={**_OF_KERNEL, Feature.VERBS: "", **dict.fromkeys(_VERBS, "")},
+    by_device=KERNEL.by_device - set(_VERBS),
 )
 #: In the order of the tables.
 PROVIDERS = (SOFT, INFINIBAND, KERNEL, KERNEL_WITHOUT_LIBRARY)

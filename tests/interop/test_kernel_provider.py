@@ -37,3 +37,12 @@ def test_the_provider_keeps_the_rules_of_the_seam(guest: Guest) -> None:
     done = guest.run("rxe python3 -m interop.kernel_calls || exit\nrdma resource show cm_id", timeout=60, record=False)
     assert done.status == 0, done.output
     assert done.output.splitlines()[-1] == "as expected", done.output
+
+
+def test_provider_does_what_is_said_of_it(guest: Guest) -> None:
+    """Its capabilities, on rdma_rxe and on siw, and what it does by the type of a queue pair."""
+    guest.network = "iwarp_network"
+    run = "rxe python3 -m interop.kernel_capabilities"
+    done = guest.run(f"{run} $RXE4 $SOFT4 || exit\n{run} $IWARP4 $PEER4", timeout=60, record=False)
+    assert done.status == 0, done.output
+    assert done.output.splitlines().count("as expected") == 2, done.output

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message
 from rdmacm.verbs.enums import QPState, QPType
 
 __all__ = ["DIFFERENCES", "RULES", "Difference", "Rules", "To", "rules_of"]
@@ -38,22 +39,28 @@ class Rules:
     - ``to``: what tells a send request its destination.
     - ``after_failed_send``: where a send with an error leaves it; a receive with an error is always ERR.
     - ``in_xrc_domain``: it is made in an XRC domain, by ibv_create_qp_ex(3), without queues.
-    - ``room``: bytes of private data that fit a call's message on InfiniBand and RoCE (InfiniBand Architecture 12.6
-      and 12.11). The request of an id with IP addresses has room for 36 less: the connection manager's own.
+    - ``messages``: the message of a call on InfiniBand and RoCE, which limits its private data.
     """
 
     is_connected: bool = True
     to: To = To.CONNECTION
     after_failed_send: QPState = QPState.ERR
     in_xrc_domain: bool = False
-    room: Mapping[str, int] = field(default_factory=lambda: {"connect": 92, "accept": 196, "reject": 148})
+    messages: Mapping[str, type[Message]] = field(
+        default_factory=lambda: {"connect": REQ, "accept": REP, "reject": REJ}
+    )
 
 
 _RC = Rules()
 RULES: Mapping[int, Rules] = {
     QPType.RC: _RC,
     QPType.UC: replace(_RC, after_failed_send=QPState.SQE),
-    QPType.UD: Rules(False, To.HANDLE, QPState.SQE, room={"connect": 216, "accept": 136, "reject": 136}),
+    QPType.UD: Rules(
+        is_connected=False,
+        to=To.HANDLE,
+        after_failed_send=QPState.SQE,
+        messages={"connect": SIDR_REQ, "accept": SIDR_REP, "reject": SIDR_REP},
+    ),
     QPType.XRC_SEND: replace(_RC, to=To.QUEUE),
     QPType.XRC_RECV: replace(_RC, to=To.NOTHING, in_xrc_domain=True),
 }

@@ -29,6 +29,7 @@ from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.id_state import IdState
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
 from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
+from rdmacm.proto.cm.private_data import user_capacity
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
@@ -58,8 +59,6 @@ _OPTIONS = {
     IdOption.AFONLY: ("=i", 0x7FFFFFFF),
     IdOption.ACK_TIMEOUT: ("=B", 0xFF),
 }
-#: Bytes of the connection manager's own in the private data of a request with IP addresses.
-_IP_HEADER = 36
 #: The largest backlog, which is the kernel's by default (net.rdma_ucm.max_backlog).
 _MOST_HELD = 1024
 _TO_RTS = (QPState.RTR, QPState.RTS)
@@ -382,9 +381,8 @@ class KernelId(IdState):
         if self.is_iwarp:
             room = abi.MAX_PRIVATE_DATA
         else:
-            room = self.rules.room[call]
-            if call == "connect" and isinstance(self.peer_addr, InetAddr):
-                room -= _IP_HEADER
+            family = AF_IB if self.peer_addr is None else _family(self.peer_addr)
+            room = user_capacity(self.rules.messages[call], family)
         if len(data) > room:
             text = f"{len(data)} bytes of private data, and there is room for {room}"
             raise cm_error(errno.EINVAL, text, call, str(self.peer_addr))

@@ -125,13 +125,7 @@ class KernelDmaBufMR(KernelMR):
         if register is None:
             raise absent(Feature.DMA_BUFS, step, opened.name, "libibverbs", hint="rdma-core 34")
         with opened.call(step):
-            made_at = register(pd.address, offset, length, iova, fd, access)
-            if not made_at:
-                code = last_error()
-                if code == errno.EOPNOTSUPP:
-                    raise absent(Feature.DMA_BUFS, step, opened.name, "the device")
-                raise refusal(code, step, opened.name)
-            self._registered(made_at)
+            self._registered(made(register(pd.address, offset, length, iova, fd, access), step, opened.name))
 
 
 class KernelMW:

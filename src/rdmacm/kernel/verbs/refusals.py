@@ -7,7 +7,7 @@ import os
 import resource
 from pathlib import Path
 
-from rdmacm.capabilities import RARE_ACCESS, absent
+from rdmacm.capabilities import RARE_ACCESS, Feature, absent
 from rdmacm.enums import AccessFlag
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.verbs.library import code_of, last_error
@@ -20,6 +20,13 @@ _MEMLOCK_HINT = (
     "'ulimit -l unlimited', '* - memlock unlimited' in /etc/security/limits.conf, for a container --ulimit memlock=-1, "
     "for a unit of systemd LimitMEMLOCK=infinity; 'ulimit -l' shows the limit"
 )
+#: What a driver lacks that answers EOPNOTSUPP.
+_FEATURES = {
+    "alloc_mw": Feature.MEMORY_WINDOWS,
+    "create_ah": Feature.QP_UD,
+    "open_xrcd": Feature.XRC,
+    "reg_dmabuf_mr": Feature.DMA_BUFS,
+}
 _MODIFY_QP = {
     errno.ETIMEDOUT: (
         "the hardware address of the destination's GID was not found",
@@ -35,6 +42,8 @@ _MODIFY_QP = {
 def refusal(code: int, step: str, device: str) -> RdmaError:
     """The error of a function that failed with ``code``."""
     text, hint = os.strerror(code), None
+    if code == errno.EOPNOTSUPP and step in _FEATURES:
+        return absent(_FEATURES[step], step, device, "the device")
     if code == errno.ENOMEM and step in _LOCKING:
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         if limit != resource.RLIM_INFINITY:
