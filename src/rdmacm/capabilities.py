@@ -101,29 +101,21 @@ class Feature(Enum):
         return cls[f"QP_{qp_type.name}"]
 
 
-#: What no provider has, and why, where that can be said.
-NOWHERE: Mapping[Feature, str] = {
-    Feature.QP_RAW_PACKET: "",
-    Feature.QP_DRIVER: "",
-    Feature.QP_ATTRIBUTES: "",
-    Feature.QP_ECE: "",
-    Feature.QP_RATE_LIMIT: "",
-    Feature.COMPLETION_FIELDS: "",
-    Feature.COMPLETION_MODERATION: "",
+_EVERY = list(Feature)
+_FIRST_OF_NONE = _EVERY.index(Feature.QP_RAW_PACKET)
+_NOT_RAW = "there are no queue pairs for raw packets"
+#: What no provider has, and why where there is more to say.
+NOWHERE: Mapping[Feature, str] = dict.fromkeys(_EVERY[_FIRST_OF_NONE:], "") | {
     Feature.IGNORED_OVERRUN: "a queue that overflows takes no more",
-    Feature.TAG_MATCHING: "",
     Feature.PARENT_DOMAINS: "one lock guards a provider",
     Feature.THREAD_DOMAINS: "one lock guards a provider",
-    Feature.CLOCK: "",
     Feature.DEVICE_MEMORY: "regions are of the process's memory, or of dma-bufs",
-    Feature.EMPTY_REGIONS: "",
-    Feature.PAGING_ADVICE: "",
-    Feature.FLOW_STEERING: "there are no queue pairs for raw packets",
-    Feature.FLOW_COUNTERS: "there are no queue pairs for raw packets",
-    Feature.RECEIVE_SCALING: "there are no queue pairs for raw packets",
-    Feature.SHARED_OBJECTS: "",
-    Feature.MULTICAST_TO_OTHERS: "",
+    Feature.FLOW_STEERING: _NOT_RAW,
+    Feature.FLOW_COUNTERS: _NOT_RAW,
+    Feature.RECEIVE_SCALING: _NOT_RAW,
 }
+#: What takes queue pairs, memory or completions.
+_OF_VERBS = _EVERY[_EVERY.index(Feature.VERBS) + 1 : _FIRST_OF_NONE]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,12 +150,10 @@ class Capabilities:
             return NO
         return DEVICE if feature in self.by_device else YES
 
-    def require(
-        self, feature: Feature, step: str, address: str | None = None, *, why: str = "", hint: str = ""
-    ) -> None:
+    def require(self, feature: Feature, step: str, address: str | None = None, hint: str = "") -> None:
         """Raise what :func:`absent` makes, unless the provider has a feature or its device may have it."""
         if self.support(feature) == NO:
-            raise absent(feature, step, address, self, why=why, hint=hint)
+            raise absent(feature, step, address, self, hint=hint)
 
 
 def absent(
@@ -181,19 +171,14 @@ def absent(
     ``who`` does not matter for a feature that is :data:`NOWHERE`. ``why`` and ``hint`` replace what is known here;
     without any hint of the feature's own, it is the providers that have it.
     """
-    is_provider = isinstance(who, Capabilities)
-    if feature in NOWHERE:
-        text, known = f"no provider has {feature.text}", NOWHERE[feature]
-    else:
-        text, known = f"{who} has no {feature.text}", who.lacks[feature] if isinstance(who, Capabilities) else ""
+    text = f"no provider has {feature.text}" if feature in NOWHERE else f"{who} has no {feature.text}"
+    why = why or NOWHERE.get(feature) or (who.lacks.get(feature, "") if isinstance(who, Capabilities) else "")
     others = [each for each in PROVIDERS if each.use and each is not who]
     found = [each.use for each in others if each.support(feature) == YES]
-    if not found and is_provider:
+    if not found and isinstance(who, Capabilities):
         found = [f"{each.use}, where its device can" for each in others if each.support(feature) == DEVICE]
-    reason = why or known
-    return cm_error(
-        code, f"{text}: {reason}" if reason else text, step, address, hint or feature.hint or " or ".join(found) or None
-    )
+    hint = hint or feature.hint or " or ".join(found)
+    return cm_error(code, f"{text}: {why}" if why else text, step, address, hint or None)
 
 
 #: Access to a region that few devices have.
@@ -202,11 +187,6 @@ RARE_ACCESS = {
     AccessFlag.HUGETLB: Feature.HUGETLB,
     AccessFlag.ZERO_BASED: Feature.ZERO_BASED,
 }
-_VERBS = (
-    *(Feature.QP_RC, Feature.QP_UC, Feature.QP_UD, Feature.QP_XRC_SEND, Feature.QP_XRC_RECV, Feature.XRC),
-    *(Feature.EXTENDED, Feature.ATOMICS, Feature.ATOMIC_WRITE, Feature.FLUSH, Feature.MEMORY_WINDOWS),
-    *(Feature.DMA_BUFS, Feature.ON_DEMAND, Feature.HUGETLB, Feature.ZERO_BASED, Feature.EVENTS),
-)
 _IP = ("AF_INET", "AF_INET6")
 
 #: The software devices, also those of simulated hosts (:mod:`rdmacm.testing`).
@@ -235,7 +215,7 @@ INFINIBAND = Capabilities(
     families=("AF_IB", *_IP),
     lacks={
         Feature.VERBS: "moving data takes the adapter's driver",
-        **dict.fromkeys(_VERBS, ""),
+        **dict.fromkeys(_OF_VERBS, ""),
         Feature.CAPTURE: "they are none of RoCEv2",
     },
 )
@@ -253,7 +233,7 @@ KERNEL = Capabilities(
     transports=("RoCE", "InfiniBand", "iWARP"),
     families=("AF_IB", *_IP),
     lacks=_OF_KERNEL,
-    by_device=frozenset({Feature.MULTICAST, Feature.SUBNET_ADMINISTRATOR, *_VERBS})
+    by_device=frozenset({Feature.MULTICAST, Feature.SUBNET_ADMINISTRATOR, *_OF_VERBS})
     - {Feature.EXTENDED, Feature.EVENTS},
     checks_tables=True,
     locks_memory=True,
@@ -263,8 +243,8 @@ KERNEL_WITHOUT_LIBRARY = replace(
     KERNEL,
     part="without libibverbs",
     use="",
-    lacks={**_OF_KERNEL, Feature.VERBS: "", **dict.fromkeys(_VERBS, "")},
-    by_device=KERNEL.by_device - set(_VERBS),
+    lacks={**_OF_KERNEL, Feature.VERBS: "", **dict.fromkeys(_OF_VERBS, "")},
+    by_device=KERNEL.by_device - set(_OF_VERBS),
 )
 #: In the order of the tables.
 PROVIDERS = (SOFT, INFINIBAND, KERNEL, KERNEL_WITHOUT_LIBRARY)

@@ -97,12 +97,7 @@ DIFFERENCES = (
         "is answered by `disconnect`, and the queue pair stays in RTS until then",
         "is answered when DISCONNECTED is fetched; the queue pair then goes to ERR, 1 ms later if it has sent",
     ),
-    Difference(
-        _RELIABLE,
-        "a retry count of 7",
-        "7 retries",
-        "6 retries on rdma_rxe, which takes 7 for no limit",
-    ),
+    Difference(_RELIABLE, "a retry count of 7", "7 retries", "6 retries on rdma_rxe, which takes 7 for no limit"),
     Difference(
         (QPType.RC,),
         "FLUSH, ATOMIC WRITE",
@@ -115,12 +110,7 @@ DIFFERENCES = (
         "set by the device, without a call",
         "three calls of ibv_modify_qp(3): INIT with the attributes of rdma_init_qp_attr(3), RTR, RTS with PSN 0",
     ),
-    Difference(
-        (QPType.UD,),
-        "`disconnect`",
-        "the queue pair goes to ERR",
-        "the queue pair stays in RTS",
-    ),
+    Difference((QPType.UD,), "`disconnect`", "the queue pair goes to ERR", "the queue pair stays in RTS"),
     Difference(
         (QPType.UD,),
         "`AH`",
