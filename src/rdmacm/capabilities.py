@@ -65,7 +65,10 @@ class Feature(Enum):
     FLUSH = "FLUSH"
     MEMORY_WINDOWS = "memory windows"
     DMA_BUFS = "regions of dma-bufs"
-    ON_DEMAND = "on-demand paging", "access without ON_DEMAND"
+    ON_DEMAND = (
+        "on-demand paging",
+        "access without ON_DEMAND; query_device_ex().odp_caps has what the device pages on demand",
+    )
     HUGETLB = "regions of huge pages", "access without HUGETLB"
     ZERO_BASED = "zero-based regions", "access without ZERO_BASED"
     EVENTS = "asynchronous events"

@@ -112,7 +112,8 @@ class RoceLink:
     ) -> ServiceBackend:
         hint = "bind_addr() to a SockAddrIB with the port's GID"
         if self._id.port_view is None:
-            raise cm_error(errno.EINVAL, "the id is bound to no port", "register_service", hint=hint)
+            text = "the id is on no InfiniBand port, whose subnet administrator would keep the service"
+            raise cm_error(errno.EINVAL, text, "register_service", hint=hint)
         raise absent(Feature.SERVICE_REGISTRATION, "register_service", who=SOFT, hint=hint)
 
     # -- the passive side -----------------------------------------------------------------------------
