@@ -10,7 +10,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headers import Field, Headers, Record, fields_of, installed, version_of
+from headers import Field, Headers, Parameter, Record, fields_of, installed, version_of
 
 __all__ = ["modules"]
 
@@ -30,6 +30,7 @@ TYPES = {
     **{f"{prefix}32{end}": ("c_uint32", "I") for prefix, end in (("uint", "_t"), ("__u", ""), ("__be", ""))},
     **{f"{prefix}64{end}": ("c_uint64", "Q") for prefix, end in (("uint", "_t"), ("__aligned_u", ""), ("__be", ""))},
     "__u64": ("c_uint64", "Q"),
+    "ssize_t": ("c_ssize_t", "n"),
 }
 #: The types that are something else here than in C.
 OPAQUE = {
@@ -65,6 +66,16 @@ _MUTEX = {"aarch64": 48, "i686": 24, "armv7l": 24}.get(platform.machine(), 40)
 
 def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
+"""
+
+
+FUNCTIONS_HEAD = """
+from __future__ import annotations
+
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+__all__ = ["OPTIONAL", "REQUIRED"]
 """
 
 
@@ -371,6 +382,50 @@ def layouts_module(abi: Abi) -> Iterator[str]:
         yield from native_format(abi, name, row)
 
 
+def argument(parameter: Parameter, *, fills: bool = True) -> str:
+    """The type of ctypes: an object is its address; a number that the function fills in has its type."""
+    kind = "c_int" if parameter.type.startswith("enum ") else TYPES.get(parameter.type, ("",))[0]
+    if parameter.levels == 0:
+        return kind or "None"
+    if parameter.levels == 1 and kind:
+        return "c_char_p" if kind == "c_char" else f"POINTER({kind})"
+    return "POINTER(c_void_p)" if parameter.levels == 2 and fills else "c_void_p"
+
+
+def functions_module(abi: Abi) -> Iterator[str]:
+    table = abi.table["functions"]
+    groups = {
+        "REQUIRED": ("Those of every library.", dict.fromkeys(table["required"].split(), "")),
+        "OPTIONAL": (
+            "Those that an older library lacks.",
+            {name: f"  # rdma-core {version}" for name, version in table["optional"].items()},
+        ),
+    }
+    yield f'"""{filled(table["doc"], "")}\n"""'
+    yield FUNCTIONS_HEAD.rstrip()
+    for group, (text, names) in groups.items():
+        yield f"\n#: {text}\n{group}: dict[str, tuple[Any, tuple[Any, ...]]] = {{"
+        for name, note in names.items():
+            result, parameters = abi.user.function(name)
+            returned = argument(result, fills=False)
+            # Where nothing is returned, a pointer to pointers is a list that the library has made.
+            arguments = "".join(f"{argument(each, fills=returned != 'None')}, " for each in parameters)
+            arguments = arguments.rstrip() if len(parameters) == 1 else arguments.removesuffix(", ")
+            yield f'    "{name}": ({returned}, ({arguments})),{note}'
+        yield "}"
+
+
+def plain_module(abi: Abi) -> Iterator[str]:
+    table = abi.table["plain"]
+    yield f'"""{filled(table["doc"], "")}\n"""\n\nfrom __future__ import annotations'
+    for name, names in table["members"].items():
+        row = abi.table["enums"]["rdmacm.enums"][name]
+        yield f"\n# enum {row['tag']}"
+        for member in abi.members(row):
+            if not names or member.name in names.split():
+                yield f"{member.c_name.removeprefix('IBV_')} = {number(member.value, 'flag')}"
+
+
 def flat(abi: Abi, fields: Iterable[Field]) -> Iterator[tuple[str, str]]:
     """The names and letters of the members, those of structures inside in their place."""
     for field in fields:
@@ -470,5 +525,7 @@ def modules(table: dict[str, Any], root: Path) -> tuple[dict[str, str], str]:
     found = {module: enum_module(abi, module) for module in table["modules"] if "doc" in table["modules"][module]}
     found["rdmacm.cma.constants"] = constants_module(abi)
     found["rdmacm.kernel.verbs.layouts"] = layouts_module(abi)
+    found["rdmacm.kernel.verbs.functions"] = functions_module(abi)
     found["rdmacm.kernel.user_cm"] = kernel_module(abi)
+    found["rdmacm.proto.plainints"] = plain_module(abi)
     return {name: NOTE + "\n".join(lines) + "\n" for name, lines in found.items()}, ""

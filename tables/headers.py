@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Field", "Headers", "Record", "fields_of", "installed", "version_of"]
+__all__ = ["Field", "Headers", "Parameter", "Record", "fields_of", "installed", "version_of"]
 
 #: What has to be there, and the file of the package that has its version.
 _PACKAGES = {
@@ -30,6 +30,14 @@ class Field:
     type: str
     length: str = ""
     inner: Record | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function, or its result: ``levels`` of pointers to a type."""
+
+    type: str
+    levels: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,13 @@ def _field(tokens: list[str]) -> Field:
     return Field(tokens[-1], "*" if "*" in tokens else " ".join(tokens[:-1]), length)
 
 
+def _parameter(text: str, *, has_name: bool = True) -> Parameter:
+    tokens = [token for token in _TOKEN.findall(text) if token != "const"]
+    levels = tokens.count("*")
+    tokens = [token for token in tokens if token != "*"]
+    return Parameter(" ".join(tokens[:-1] if has_name else tokens), levels)
+
+
 def _fields(tokens: Sequence[str]) -> tuple[Field, ...]:
     return tuple(_field(part) for part in _split(tokens, ";"))
 
@@ -120,6 +135,7 @@ class Headers:
         self.enums: dict[str, list[str]] = {}
         self.records: dict[str, Record] = {}
         text = re.sub(r"__attribute__ *\(\(([^()]|\([^()]*\))*\)\)|__extension__", "", self._preprocessed("-P"))
+        self._declarations = text
         tokens = _TOKEN.findall(text)
         for at, token in enumerate(tokens[:-2]):
             if token not in ("enum", "struct", "union") or "{" not in tokens[at + 1 : at + 3]:
@@ -140,6 +156,14 @@ class Headers:
     def has(self, name: str) -> bool:
         """Whether this is an enumerator, a macro, or the tag of a structure."""
         return name in self.enumerators or name in self.macros or name in self.records
+
+    def function(self, name: str) -> tuple[Parameter, tuple[Parameter, ...]]:
+        """The result and the parameters of a function."""
+        found = re.search(rf"^(\w[\w \*]*?)\b{name} *\(([^()]*)\) *;", self._declarations, re.MULTILINE)
+        if found is None:
+            raise ValueError(f"the headers declare no {name}")
+        texts = [] if found[2].strip() == "void" else found[2].split(",")
+        return _parameter(found[1], has_name=False), tuple(_parameter(text) for text in texts)
 
     def values(self, expressions: Iterable[str], declarations: str = "") -> dict[str, int]:
         """The values of expressions, as a program that the compiler makes prints them."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_int, c_size_t, c_uint8, c_void_p
 from typing import Any
 
 from rdmacm.errors import cm_error
+from rdmacm.kernel.verbs.functions import OPTIONAL, REQUIRED
 from rdmacm.kernel.verbs.layouts import ibv_context, verbs_context
 
 __all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load"]
@@ -21,56 +22,7 @@ __all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load"]
 #: The library's file name.
 LIBRARY = "libibverbs.so.1"
 
-_P, _I, _U = c_void_p, c_int, c_uint32
-#: Name → result and arguments. All handles are addresses.
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ibv_get_device_list": (_P, (POINTER(c_int),)),
-    "ibv_free_device_list": (None, (_P,)),
-    "ibv_get_device_name": (c_char_p, (_P,)),
-    "ibv_get_device_guid": (c_uint64, (_P,)),
-    "ibv_fork_init": (_I, ()),
-    "ibv_open_device": (_P, (_P,)),
-    "ibv_close_device": (_I, (_P,)),
-    "ibv_query_device": (_I, (_P, _P)),
-    "ibv_query_port": (_I, (_P, c_uint8, _P)),
-    "ibv_query_gid": (_I, (_P, c_uint8, _I, _P)),
-    "ibv_query_pkey": (_I, (_P, c_uint8, _I, POINTER(c_uint16))),
-    "ibv_get_async_event": (_I, (_P, _P)),
-    "ibv_ack_async_event": (None, (_P,)),
-    "ibv_alloc_pd": (_P, (_P,)),
-    "ibv_dealloc_pd": (_I, (_P,)),
-    "ibv_reg_mr_iova2": (_P, (_P, _P, c_size_t, c_uint64, _U)),
-    "ibv_rereg_mr": (_I, (_P, _I, _P, _P, c_size_t, _I)),
-    "ibv_dereg_mr": (_I, (_P,)),
-    "ibv_create_comp_channel": (_P, (_P,)),
-    "ibv_destroy_comp_channel": (_I, (_P,)),
-    "ibv_create_cq": (_P, (_P, _I, _P, _P, _I)),
-    "ibv_resize_cq": (_I, (_P, _I)),
-    "ibv_destroy_cq": (_I, (_P,)),
-    "ibv_get_cq_event": (_I, (_P, POINTER(_P), POINTER(_P))),
-    "ibv_ack_cq_events": (None, (_P, c_uint32)),
-    "ibv_create_srq": (_P, (_P, _P)),
-    "ibv_modify_srq": (_I, (_P, _P, _I)),
-    "ibv_query_srq": (_I, (_P, _P)),
-    "ibv_destroy_srq": (_I, (_P,)),
-    "ibv_create_qp": (_P, (_P, _P)),
-    "ibv_modify_qp": (_I, (_P, _P, _I)),
-    "ibv_query_qp": (_I, (_P, _P, _I, _P)),
-    "ibv_destroy_qp": (_I, (_P,)),
-    "ibv_create_ah": (_P, (_P, _P)),
-    "ibv_destroy_ah": (_I, (_P,)),
-    "ibv_attach_mcast": (_I, (_P, _P, c_uint16)),
-    "ibv_detach_mcast": (_I, (_P, _P, c_uint16)),
-}
-#: Functions that an older library lacks.
-_OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ibv_qp_to_qp_ex": (_P, (_P,)),  # rdma-core 22
-    "ibv_is_fork_initialized": (_I, ()),  # rdma-core 36
-    "ibv_get_device_index": (_I, (_P,)),  # rdma-core 25
-    "ibv_reg_dmabuf_mr": (_P, (_P, c_uint64, c_size_t, c_uint64, _I, _I)),  # rdma-core 34
-    "_ibv_query_gid_table": (c_ssize_t, (_P, _P, c_size_t, c_uint32, c_size_t)),  # rdma-core 32
-}
-#: Those that only read events which are there already.
+#: The functions that only read events which are there already.
 _SHORT = frozenset({"ibv_get_cq_event", "ibv_ack_cq_events", "ibv_get_async_event", "ibv_ack_async_event"})
 
 
@@ -89,11 +41,11 @@ class Library:
             text = f"the library cannot be loaded: {error}"
             hint = "'apt install libibverbs1 ibverbs-providers'; 'ldconfig -p | grep ibverbs' shows what is there"
             raise cm_error(errno.ENOENT, text, "libibverbs", name, hint) from None
-        for function, (result, arguments) in {**_FUNCTIONS, **_OPTIONAL}.items():
+        for function, (result, arguments) in (REQUIRED | OPTIONAL).items():
             try:
                 found: Any = getattr(short if function in _SHORT else library, function)
             except AttributeError:
-                if function not in _OPTIONAL:
+                if function not in OPTIONAL:
                     text = f"the library has no {function}"
                     raise cm_error(errno.ENOSYS, text, "libibverbs", name, "rdma-core 28 or later") from None
                 found = None
