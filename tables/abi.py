@@ -10,7 +10,7 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headers import Field, Headers, Parameter, Record, fields_of, installed, version_of
+from headers import Field, Function, Headers, Parameter, Record, fields_of, installed, version_of
 
 __all__ = ["modules"]
 
@@ -75,7 +75,7 @@ from __future__ import annotations
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["OPTIONAL", "REQUIRED"]
+__all__ = ["MEMBERS", "OPTIONAL", "REQUIRED"]
 """
 
 
@@ -392,27 +392,28 @@ def argument(parameter: Parameter, *, fills: bool = True) -> str:
     return "POINTER(c_void_p)" if parameter.levels == 2 and fills else "c_void_p"
 
 
+def prototype(name: str, function: Function, note: str = "") -> str:
+    result = argument(function.result, fills=False)
+    # Where nothing is returned, a pointer to pointers is a list that the library has made.
+    arguments = [argument(each, fills=result != "None") for each in function.parameters]
+    return f'    "{name}": ({result}, ({", ".join(arguments)}{"," * (len(arguments) == 1)})),{note}'
+
+
 def functions_module(abi: Abi) -> Iterator[str]:
     table = abi.table["functions"]
-    groups = {
-        "REQUIRED": ("Those of every library.", dict.fromkeys(table["required"].split(), "")),
-        "OPTIONAL": (
-            "Those that an older library lacks.",
-            {name: f"  # rdma-core {version}" for name, version in table["optional"].items()},
-        ),
-    }
     yield f'"""{filled(table["doc"], "")}\n"""'
-    yield FUNCTIONS_HEAD.rstrip()
-    for group, (text, names) in groups.items():
-        yield f"\n#: {text}\n{group}: dict[str, tuple[Any, tuple[Any, ...]]] = {{"
-        for name, note in names.items():
-            result, parameters = abi.user.function(name)
-            returned = argument(result, fills=False)
-            # Where nothing is returned, a pointer to pointers is a list that the library has made.
-            arguments = "".join(f"{argument(each, fills=returned != 'None')}, " for each in parameters)
-            arguments = arguments.rstrip() if len(parameters) == 1 else arguments.removesuffix(", ")
-            yield f'    "{name}": ({returned}, ({arguments})),{note}'
-        yield "}"
+    yield FUNCTIONS_HEAD
+    yield "#: Those of every library.\nREQUIRED: dict[str, tuple[Any, tuple[Any, ...]]] = {"
+    yield from (prototype(name, abi.user.function(name)) for name in table["required"].split())
+    yield "}\n\n#: Those that an older library lacks.\nOPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {"
+    for name, version in table["optional"].items():
+        yield prototype(name, abi.user.function(name), f"  # rdma-core {version}")
+    yield "}\n\n#: Those that structures point to.\nMEMBERS: dict[str, tuple[Any, tuple[Any, ...]]] = {"
+    for structure, names in table["members"].items():
+        functions = {field.name: field.function for field in abi.records[structure].fields if field.function}
+        yield f"    # {structure}"
+        yield from (prototype(name, functions[name]) for name in names.split())
+    yield "}"
 
 
 def plain_module(abi: Abi) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Field", "Headers", "Parameter", "Record", "fields_of", "installed", "version_of"]
+__all__ = ["Field", "Function", "Headers", "Parameter", "Record", "fields_of", "installed", "version_of"]
 
 #: What has to be there, and the file of the package that has its version.
 _PACKAGES = {
@@ -23,21 +23,33 @@ _CLOSING = {"{": "}", "(": ")", "[": "]"}
 
 
 @dataclass(frozen=True)
-class Field:
-    """A member of a structure. ``type`` is ``*`` for pointers, else C's; ``inner`` what is declared in place."""
-
-    name: str
-    type: str
-    length: str = ""
-    inner: Record | None = None
-
-
-@dataclass(frozen=True)
 class Parameter:
     """A parameter of a function, or its result: ``levels`` of pointers to a type."""
 
     type: str
     levels: int
+
+
+@dataclass(frozen=True)
+class Function:
+    """The result and the parameters of a function."""
+
+    result: Parameter
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A member of a structure.
+
+    ``type`` is ``*`` for pointers, else C's; ``inner`` what is declared in place; ``function`` what it points to.
+    """
+
+    name: str
+    type: str
+    length: str = ""
+    inner: Record | None = None
+    function: Function | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ def _field(tokens: list[str]) -> Field:
         return Field(tokens[end + 1] if end + 1 < len(tokens) else "", tokens[0], inner=record)
     if "(" in tokens:  # a pointer to a function, whose name is in the first brackets
         at = tokens.index("(")
-        return Field(tokens[at + 2], "*")
+        return Field(tokens[at + 2], "*", function=_function(tokens[:at], tokens[tokens.index(")") + 2 : -1]))
     length = ""
     if "[" in tokens:
         at = tokens.index("[")
@@ -105,11 +117,14 @@ def _field(tokens: list[str]) -> Field:
     return Field(tokens[-1], "*" if "*" in tokens else " ".join(tokens[:-1]), length)
 
 
-def _parameter(text: str, *, has_name: bool = True) -> Parameter:
-    tokens = [token for token in _TOKEN.findall(text) if token != "const"]
-    levels = tokens.count("*")
-    tokens = [token for token in tokens if token != "*"]
-    return Parameter(" ".join(tokens[:-1] if has_name else tokens), levels)
+def _parameter(tokens: Sequence[str], *, has_name: bool = True) -> Parameter:
+    words = [token for token in tokens if token not in ("const", "*")]
+    return Parameter(" ".join(words[:-1] if has_name else words), tokens.count("*"))
+
+
+def _function(result: Sequence[str], parameters: Sequence[str]) -> Function:
+    texts = [] if [*parameters] == ["void"] else _split(parameters, ",")
+    return Function(_parameter(result, has_name=False), tuple(_parameter(text) for text in texts))
 
 
 def _fields(tokens: Sequence[str]) -> tuple[Field, ...]:
@@ -157,13 +172,12 @@ class Headers:
         """Whether this is an enumerator, a macro, or the tag of a structure."""
         return name in self.enumerators or name in self.macros or name in self.records
 
-    def function(self, name: str) -> tuple[Parameter, tuple[Parameter, ...]]:
-        """The result and the parameters of a function."""
+    def function(self, name: str) -> Function:
+        """A function that the headers declare."""
         found = re.search(rf"^(\w[\w \*]*?)\b{name} *\(([^()]*)\) *;", self._declarations, re.MULTILINE)
         if found is None:
             raise ValueError(f"the headers declare no {name}")
-        texts = [] if found[2].strip() == "void" else found[2].split(",")
-        return _parameter(found[1], has_name=False), tuple(_parameter(text) for text in texts)
+        return _function(_TOKEN.findall(found[1]), _TOKEN.findall(found[2]))
 
     def values(self, expressions: Iterable[str], declarations: str = "") -> dict[str, int]:
         """The values of expressions, as a program that the compiler makes prints them."""

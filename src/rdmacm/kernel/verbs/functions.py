@@ -9,7 +9,7 @@ from __future__ import annotations
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["OPTIONAL", "REQUIRED"]
+__all__ = ["MEMBERS", "OPTIONAL", "REQUIRED"]
 
 #: Those of every library.
 REQUIRED: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -59,4 +59,45 @@ OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "_ibv_query_gid_table": (c_ssize_t, (c_void_p, c_void_p, c_size_t, c_uint32, c_size_t)),  # rdma-core 32
     "ibv_reg_dmabuf_mr": (c_void_p, (c_void_p, c_uint64, c_size_t, c_uint64, c_int, c_int)),  # rdma-core 34
     "ibv_is_fork_initialized": (c_int, ()),  # rdma-core 36
+}
+
+#: Those that structures point to.
+MEMBERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    # ibv_context_ops
+    "poll_cq": (c_int, (c_void_p, c_int, c_void_p)),
+    "req_notify_cq": (c_int, (c_void_p, c_int)),
+    "post_send": (c_int, (c_void_p, c_void_p, POINTER(c_void_p))),
+    "post_recv": (c_int, (c_void_p, c_void_p, POINTER(c_void_p))),
+    "post_srq_recv": (c_int, (c_void_p, c_void_p, POINTER(c_void_p))),
+    "alloc_mw": (c_void_p, (c_void_p, c_int)),
+    "bind_mw": (c_int, (c_void_p, c_void_p, c_void_p)),
+    "dealloc_mw": (c_int, (c_void_p,)),
+    # verbs_context
+    "query_device_ex": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
+    "query_port": (c_int, (c_void_p, c_uint8, c_void_p, c_size_t)),
+    "create_qp_ex": (c_void_p, (c_void_p, c_void_p)),
+    "open_qp": (c_void_p, (c_void_p, c_void_p)),
+    "create_srq_ex": (c_void_p, (c_void_p, c_void_p)),
+    "get_srq_num": (c_int, (c_void_p, POINTER(c_uint32))),
+    "open_xrcd": (c_void_p, (c_void_p, c_void_p)),
+    "close_xrcd": (c_int, (c_void_p,)),
+    # ibv_qp_ex
+    "wr_send": (None, (c_void_p,)),
+    "wr_send_imm": (None, (c_void_p, c_uint32)),
+    "wr_send_inv": (None, (c_void_p, c_uint32)),
+    "wr_rdma_write": (None, (c_void_p, c_uint32, c_uint64)),
+    "wr_rdma_write_imm": (None, (c_void_p, c_uint32, c_uint64, c_uint32)),
+    "wr_rdma_read": (None, (c_void_p, c_uint32, c_uint64)),
+    "wr_atomic_cmp_swp": (None, (c_void_p, c_uint32, c_uint64, c_uint64, c_uint64)),
+    "wr_atomic_fetch_add": (None, (c_void_p, c_uint32, c_uint64, c_uint64)),
+    "wr_local_inv": (None, (c_void_p, c_uint32)),
+    "wr_bind_mw": (None, (c_void_p, c_void_p, c_uint32, c_void_p)),
+    "wr_flush": (None, (c_void_p, c_uint32, c_uint64, c_size_t, c_uint8, c_uint8)),
+    "wr_atomic_write": (None, (c_void_p, c_uint32, c_uint64, c_void_p)),
+    "wr_set_ud_addr": (None, (c_void_p, c_void_p, c_uint32, c_uint32)),
+    "wr_set_inline_data": (None, (c_void_p, c_void_p, c_size_t)),
+    "wr_set_sge_list": (None, (c_void_p, c_size_t, c_void_p)),
+    "wr_start": (None, (c_void_p,)),
+    "wr_complete": (c_int, (c_void_p,)),
+    "wr_abort": (None, (c_void_p,)),
 }

@@ -10,14 +10,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
-from ctypes import POINTER, c_int, c_size_t, c_uint8, c_void_p
+from ctypes import Structure, c_void_p
+from functools import cache
 from typing import Any
 
 from rdmacm.errors import cm_error
-from rdmacm.kernel.verbs.functions import OPTIONAL, REQUIRED
+from rdmacm.kernel.verbs.functions import MEMBERS, OPTIONAL, REQUIRED
 from rdmacm.kernel.verbs.layouts import ibv_context, verbs_context
 
-__all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load"]
+__all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load", "short_function"]
 
 #: The library's file name.
 LIBRARY = "libibverbs.so.1"
@@ -86,19 +87,27 @@ def load() -> Library:
         return _library
 
 
-_POLL = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int, c_void_p)
-_ARM = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int)
-_POST = ctypes.PYFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_void_p))
-_ALLOC_MW = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_int, use_errno=True)
-_BIND_MW = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, use_errno=True)
-_RELEASE = ctypes.CFUNCTYPE(c_int, c_void_p, use_errno=True)
-_MAKE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, use_errno=True)
-_GET = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, use_errno=True)
-_QUERY_DEVICE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, use_errno=True)
-_QUERY_PORT = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint8, c_void_p, c_size_t, use_errno=True)
-
 #: In front of an ``ibv_context`` if the library has it.
 _EXTENDED = c_void_p(-1).value
+
+
+@cache
+def _prototype(name: str, is_short: bool) -> Any:
+    result, arguments = MEMBERS[name]
+    if is_short:
+        return ctypes.PYFUNCTYPE(result, *arguments)
+    return ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
+
+
+def short_function(owner: Structure, name: str) -> Any:
+    """A function that a structure points to, which only reads or writes memory; None if the pointer is null."""
+    address = getattr(owner, name)
+    return _prototype(name, True)(address) if address else None
+
+
+def _long_function(owner: Structure, name: str) -> Any:
+    address = getattr(owner, name)
+    return _prototype(name, False)(address) if address else None
 
 
 class Operations:
@@ -106,30 +115,29 @@ class Operations:
 
     def __init__(self, context: int) -> None:
         ops = ibv_context.from_address(context).ops
-        self.poll_cq = _POLL(ops.poll_cq)
-        self.req_notify_cq = _ARM(ops.req_notify_cq)
-        self.post_send = _POST(ops.post_send)
-        self.post_recv = _POST(ops.post_recv)
-        self.post_srq_recv = _POST(ops.post_srq_recv) if ops.post_srq_recv else None
-        self.alloc_mw = _ALLOC_MW(ops.alloc_mw) if ops.alloc_mw else None
-        self.bind_mw = _BIND_MW(ops.bind_mw) if ops.bind_mw else None
-        self.dealloc_mw = _RELEASE(ops.dealloc_mw) if ops.dealloc_mw else None
+        self.poll_cq = short_function(ops, "poll_cq")
+        self.req_notify_cq = short_function(ops, "req_notify_cq")
+        self.post_send = short_function(ops, "post_send")
+        self.post_recv = short_function(ops, "post_recv")
+        self.post_srq_recv = short_function(ops, "post_srq_recv")
+        self.alloc_mw = _long_function(ops, "alloc_mw")
+        self.bind_mw = _long_function(ops, "bind_mw")
+        self.dealloc_mw = _long_function(ops, "dealloc_mw")
         self._context = context
-        self.query_device_ex = self._extended("query_device_ex", _QUERY_DEVICE)
-        self.query_port = self._extended("query_port", _QUERY_PORT)
-        self.create_qp_ex = self._extended("create_qp_ex", _MAKE)
-        self.open_qp = self._extended("open_qp", _MAKE)
-        self.create_srq_ex = self._extended("create_srq_ex", _MAKE)
-        self.get_srq_num = self._extended("get_srq_num", _GET)
-        self.open_xrcd = self._extended("open_xrcd", _MAKE)
-        self.close_xrcd = self._extended("close_xrcd", _RELEASE)
+        self.query_device_ex = self._extended("query_device_ex")
+        self.query_port = self._extended("query_port")
+        self.create_qp_ex = self._extended("create_qp_ex")
+        self.open_qp = self._extended("open_qp")
+        self.create_srq_ex = self._extended("create_srq_ex")
+        self.get_srq_num = self._extended("get_srq_num")
+        self.open_xrcd = self._extended("open_xrcd")
+        self.close_xrcd = self._extended("close_xrcd")
 
-    def _extended(self, name: str, prototype: Any) -> Any:
+    def _extended(self, name: str) -> Any:
         """A function in front of the context; None where the library or the driver lacks it."""
         if ibv_context.from_address(self._context).abi_compat != _EXTENDED:
             return None
         front = verbs_context.from_address(self._context - verbs_context.context.offset)
         if front.sz < ctypes.sizeof(verbs_context) - getattr(verbs_context, name).offset:
             return None
-        address = getattr(front, name)
-        return prototype(address) if address else None
+        return _long_function(front, name)
