@@ -67,8 +67,6 @@ _MUTEX = {"aarch64": 48, "i686": 24, "armv7l": 24}.get(platform.machine(), 40)
 def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 """
-
-
 FUNCTIONS_HEAD = """
 from __future__ import annotations
 
@@ -178,7 +176,7 @@ class Abi:
 
 
 def filled(text: str, indent: str, first: str = "") -> str:
-    """Paragraphs, filled to the width. Lines of a paragraph with markup stay."""
+    """Paragraphs, filled to the width."""
     paragraphs = text.strip().split("\n\n")
     lines = [
         textwrap.fill(
@@ -520,8 +518,9 @@ def modules(table: dict[str, Any], root: Path) -> tuple[dict[str, str], str]:
     """The texts of the modules by their names, made with the headers of a root directory, or why there are none."""
     if reason := installed(root):
         return {}, reason
-    if (version := version_of(root)) > table["newest"]:
-        return {}, f"the headers of rdma-core {version} are newer than those that tables/abi.toml knows"
+    oldest, newest, version = table["oldest"], table["newest"], version_of(root)
+    if not oldest <= version <= newest:
+        return {}, f"it knows the headers of rdma-core {oldest} to {newest}, and these are of {version or 'none'}"
     abi = Abi(table, root)
     found = {module: enum_module(abi, module) for module in table["modules"] if "doc" in table["modules"][module]}
     found["rdmacm.cma.constants"] = constants_module(abi)

@@ -36,6 +36,8 @@ def unpack_newest(packages: Sequence[str], folder: Path) -> Path:
         (folder / each).mkdir(parents=True)
     options = {
         "Acquire::Languages": "none",
+        "Acquire::Retries": 0,
+        "Acquire::http::Timeout": 20,
         "APT::Sandbox::User": "root",  # another user could not write here
         "Dir::Cache": folder / "cache",
         "Dir::Etc::SourceList": sources,

@@ -43,19 +43,16 @@ _SOCKADDR_IN6 = struct.Struct("!HI16s")
 _FAMILY = struct.Struct("=H")
 _SCOPE = struct.Struct("=I")
 
-#: Bytes of the responses.
-PATH_RESPONSE_SIZE = 8 + 7 * PathData.SIZE  # the kernel wants room for one more than the six records that it has
-SERVICE_RESPONSE_SIZE = 8 + 64 * ServiceRecord.SIZE
-
 
 class Response(IntEnum):
     """The size of a response, in bytes."""
 
-    CREATE_ID = 4
-    COUNT = 4
+    CREATE_ID = user_cm.CREATE_ID_RESP.size
+    COUNT = user_cm.CREATE_ID_RESP.size
     ADDR = user_cm.QUERY_ADDR_RESP.size
-    PATH = PATH_RESPONSE_SIZE
-    SERVICE = SERVICE_RESPONSE_SIZE
+    # The kernel wants room for one path more than the six that it has.
+    PATH = user_cm.QUERY_PATH_RESP.size + 7 * PathData.SIZE
+    SERVICE = user_cm.QUERY_PATH_RESP.size + 64 * ServiceRecord.SIZE
     QP_ATTR = user_cm.QP_ATTR.size
     EVENT = user_cm.EVENT_RESP.size
 
