@@ -12,11 +12,11 @@ from pathlib import Path
 
 __all__ = ["Field", "Function", "Headers", "Parameter", "Record", "fields_of", "installed", "version_of"]
 
-#: What has to be there, and the file of the package that has its version.
+#: Debian's packages, and a header of each.
 _PACKAGES = {
-    "libibverbs-dev": ("infiniband/verbs.h", "libibverbs.pc"),
-    "librdmacm-dev": ("rdma/rdma_cma.h", "librdmacm.pc"),
-    "linux-libc-dev": ("rdma/rdma_user_cm.h", ""),
+    "libibverbs-dev": "infiniband/verbs.h",
+    "librdmacm-dev": "rdma/rdma_cma.h",
+    "linux-libc-dev": "rdma/rdma_user_cm.h",
 }
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
@@ -62,7 +62,7 @@ class Record:
 
 def installed(folder: Path) -> str:
     """Why the headers of a root directory cannot be read; empty if they can."""
-    missing = [name for name, (file, _) in _PACKAGES.items() if not (folder / "usr/include" / file).exists()]
+    missing = [name for name, file in _PACKAGES.items() if not (folder / "usr/include" / file).exists()]
     missing += ["gcc"] if shutil.which("gcc") is None else []
     return f"needs {', '.join(missing)}" if missing else ""
 
