@@ -13,7 +13,8 @@
                                      build the compiled core (docs/core.md) into the sources, or into FILE, for Python
                                      of this machine; ARGS are the compiler's, such as -Werror
     python3 dev.py tables [--check]  make the files that the Python engines and the compiled core share, of
-                                     tables/wire.toml, and the tables of docs/parity.md about providers
+                                     tables/wire.toml, those of the C headers, of tables/abi.toml, and the tables of
+                                     docs/parity.md about providers
     python3 dev.py sanitize [ARGS...]
                                      run tests with the core built with AddressSanitizer and
                                      UndefinedBehaviorSanitizer; ARGS are pytest's, by default the tests of hostile

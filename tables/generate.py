@@ -1,7 +1,8 @@
-"""``python3 dev.py tables [--check]``: make the files that the Python engines and the compiled core share.
+"""``python3 dev.py tables [--check] [--headers DIRECTORY]``: make the files that come from tables.
 
-They come from wire.toml. The tables of docs/parity.md about providers are made as well (parity.py). With ``--check``,
-say which files are not what this makes, and change nothing.
+The Python engines and the compiled core share those of wire.toml; those of abi.toml have what the C headers say, which
+are in ``usr/include`` of a directory, or of the system's root. The tables of docs/parity.md about providers are made as
+well (parity.py). With ``--check``, say which files are not what the tables make, and change nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import parity
+import abi
 
 ROOT = Path(__file__).resolve().parents[1]
 PARITY = ROOT / "docs" / "parity.md"
@@ -287,23 +288,38 @@ def with_continuations(text: str) -> str:
     return "\n".join(lines)
 
 
+def update(files: dict[Path, str], table: str) -> bool:
+    """Write the files that are not what a table says; with ``--check``, name them. Returns whether any is named."""
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
+    if "--check" not in sys.argv[1:]:
+        for path in stale:
+            path.write_text(files[path], "utf-8")
+        return False
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} is not what tables/{table} says: python3 dev.py tables")
+    return bool(stale)
+
+
 def main() -> int:
+    root = Path(sys.argv[sys.argv.index("--headers") + 1] if "--headers" in sys.argv else "/")
+    modules, reason = abi.modules(tomllib.loads((ROOT / "tables" / "abi.toml").read_text("utf-8")), root)
+    if reason:
+        print(f"tables/abi.toml: skipped, {reason}")
+    files = {ROOT / "src" / f"{name.replace('.', '/')}.py": text for name, text in modules.items()}
+    # The header of the core has members of these enumerations.
+    stale = update(files, "abi.toml")
     source = (ROOT / "tables" / "wire.toml").read_text("utf-8")
     table, literal = tomllib.loads(source), literals(source)
     files = {
         ROOT / "core" / "rdmacm_tables.h": with_continuations("\n".join(header(table, literal)) + "\n"),
         PROTO / "roce" / "opcodes.py": "\n".join(opcodes_module(table)) + "\n",
         PROTO / "constants.py": "\n".join(constants_module(table, literal)) + "\n",
-        PARITY: parity.with_tables(PARITY.read_text("utf-8")),
     }
-    stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} is not what its sources say: python3 dev.py tables")
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(files[path], "utf-8")
-    return 0
+    stale = update(files, "wire.toml") or stale
+    import parity  # what it reads of the package is up to date now
+
+    stale = update({PARITY: parity.with_tables(PARITY.read_text("utf-8"))}, "parity.py") or stale
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

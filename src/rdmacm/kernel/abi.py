@@ -13,6 +13,8 @@ from socket import AF_INET, AF_INET6
 from typing import NamedTuple
 
 from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.kernel import user_cm
+from rdmacm.kernel.user_cm import DEVICE_INDEX_OFFSET, Command, Query, ServiceFlag
 from rdmacm.proto.sa import PathData
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
@@ -22,6 +24,7 @@ from rdmacm.verbs.enums import MigState, Mtu, QPAttrMask, QPState
 
 __all__ = [
     "ABI_VERSIONS",
+    "DEVICE_INDEX_OFFSET",
     "MAX_PRIVATE_DATA",
     "Addresses",
     "Command",
@@ -35,93 +38,23 @@ ABI_VERSIONS = (4,)
 #: Bytes of private data that a command or an event has room for; the length is in one byte.
 MAX_PRIVATE_DATA = 255
 
-
-class Command(IntEnum):
-    """The number of a command."""
-
-    CREATE_ID = 0
-    DESTROY_ID = 1
-    BIND_IP = 2
-    RESOLVE_IP = 3
-    RESOLVE_ROUTE = 4
-    QUERY_ROUTE = 5
-    CONNECT = 6
-    LISTEN = 7
-    ACCEPT = 8
-    REJECT = 9
-    DISCONNECT = 10
-    INIT_QP_ATTR = 11
-    GET_EVENT = 12
-    SET_OPTION = 14
-    NOTIFY = 15
-    JOIN_IP_MCAST = 16
-    LEAVE_MCAST = 17
-    MIGRATE_ID = 18
-    QUERY = 19
-    BIND = 20
-    RESOLVE_ADDR = 21
-    JOIN_MCAST = 22
-    RESOLVE_IB_SERVICE = 23
-    WRITE_CM_EVENT = 24
-
-
-class Query(IntEnum):
-    """What the command QUERY asks for."""
-
-    ADDR = 0
-    PATH = 1
-    GID = 2
-    IB_SERVICE = 3
-
-
-_HEADER = struct.Struct("=IHH")
-_CREATE_ID = struct.Struct("=QQHB5x")
-_DESTROY_ID = struct.Struct("=QI4x")
-_BIND = struct.Struct("=IHH128s")
-_RESOLVE_ADDR = struct.Struct("=IIHHI128s128s")
-_PAIR = struct.Struct("=II")
-_QUERY = struct.Struct("=QII")
-_QUERY_ADDR_RESPONSE = struct.Struct("=QBxHHH128s128sI4x")
-_COUNT = struct.Struct("=I4x")
-_CONN_PARAM = struct.Struct("=II256s8B")
-_UD_PARAM = struct.Struct("=II32s256sB7x")
-_CONNECT = struct.Struct("=272sI4xII")
-_ACCEPT = struct.Struct("=Q272sI4xII")
-_REJECT = struct.Struct("=IBB2x256s")
-_ID = struct.Struct("=I")
-_INIT_QP_ATTR = struct.Struct("=QII")
-_GET_EVENT = struct.Struct("=Q")
-_EVENT = struct.Struct("=QIIi304sI2I")
-_SET_OPTION = struct.Struct("=QIIII")
-_JOIN_MCAST = struct.Struct("=QQIHH128s")
-_MIGRATE_ID = struct.Struct("=QII")
-_RESOLVE_IB_SERVICE = struct.Struct("=I4xQ64sI4x")
-_WRITE_CM_EVENT = struct.Struct("=I4xIi304s")
-_ADDRESS_VECTOR = struct.Struct("=16sIBBBxHBBBBBx")
-_QP_ATTR = struct.Struct("=10I32s32s5IHH11B5x")
 _SOCKADDR_IN = struct.Struct("!H4s")
 _SOCKADDR_IN6 = struct.Struct("!HI16s")
 _FAMILY = struct.Struct("=H")
 _SCOPE = struct.Struct("=I")
 
-#: Flags of ``struct ib_service``: whether it names the service by its number or by its name.
-_SERVICE_BY_ID, _SERVICE_BY_NAME = 1, 2
-
-#: Bytes of the responses.
-PATH_RESPONSE_SIZE = 8 + 7 * PathData.SIZE  # the kernel wants room for one more than the six records that it has
-SERVICE_RESPONSE_SIZE = 8 + 64 * ServiceRecord.SIZE
-
 
 class Response(IntEnum):
     """The size of a response, in bytes."""
 
-    CREATE_ID = 4
-    COUNT = 4
-    ADDR = _QUERY_ADDR_RESPONSE.size
-    PATH = PATH_RESPONSE_SIZE
-    SERVICE = SERVICE_RESPONSE_SIZE
-    QP_ATTR = _QP_ATTR.size
-    EVENT = _EVENT.size
+    CREATE_ID = user_cm.CREATE_ID_RESP.size
+    COUNT = user_cm.CREATE_ID_RESP.size
+    ADDR = user_cm.QUERY_ADDR_RESP.size
+    # The kernel wants room for one path more than the six that it has.
+    PATH = user_cm.QUERY_PATH_RESP.size + 7 * PathData.SIZE
+    SERVICE = user_cm.QUERY_PATH_RESP.size + 64 * ServiceRecord.SIZE
+    QP_ATTR = user_cm.QP_ATTR.size
+    EVENT = user_cm.EVENT_RESP.size
 
 
 class Addresses(NamedTuple):
@@ -191,45 +124,45 @@ def unpack_address(data: bytes) -> Address | None:
 
 def frame(command: Command, payload: bytes, response_size: int) -> bytes:
     """A whole command, for write(2)."""
-    return _HEADER.pack(command, len(payload), response_size) + payload
+    return user_cm.CMD_HDR.pack(command, len(payload), response_size) + payload
 
 
 def create_id(response: int, uid: int, port_space: int, qp_type: int) -> bytes:
     """CREATE_ID: ``uid`` comes back in each event of the id. Response: :func:`unpack_number`, the new id's."""
-    return _CREATE_ID.pack(uid, response, port_space, qp_type)
+    return user_cm.CREATE_ID.pack(uid, response, port_space, qp_type)
 
 
 def destroy_id(response: int, number: int) -> bytes:
     """DESTROY_ID and LEAVE_MCAST. Response: :func:`unpack_number`, how many of its events were fetched."""
-    return _DESTROY_ID.pack(response, number)
+    return user_cm.DESTROY_ID.pack(response, number)
 
 
 def bind(number: int, address: Address) -> bytes:
     """BIND: the address may be of any family."""
     packed = pack_address(address)
-    return _BIND.pack(number, len(packed), 0, packed)
+    return user_cm.BIND.pack(number, len(packed), packed)
 
 
 def resolve_addr(number: int, source: Address | None, destination: Address, timeout_ms: int) -> bytes:
     """RESOLVE_ADDR; the timeout is in milliseconds."""
     first = b"" if source is None else pack_address(source)
     second = pack_address(destination)
-    return _RESOLVE_ADDR.pack(number, timeout_ms, len(first), len(second), 0, first, second)
+    return user_cm.RESOLVE_ADDR.pack(number, timeout_ms, len(first), len(second), first, second)
 
 
 def pair(number: int, value: int) -> bytes:
     """RESOLVE_ROUTE (milliseconds), LISTEN (backlog) and NOTIFY (event)."""
-    return _PAIR.pack(number, value)
+    return user_cm.LISTEN.pack(number, value)
 
 
 def only_id(number: int) -> bytes:
     """DISCONNECT."""
-    return _ID.pack(number)
+    return user_cm.DISCONNECT.pack(number)
 
 
 def query(response: int, number: int, option: Query) -> bytes:
     """QUERY. Response: :func:`unpack_addresses`, :func:`unpack_paths` or :func:`unpack_services`."""
-    return _QUERY.pack(response, number, option)
+    return user_cm.QUERY.pack(response, number, option)
 
 
 def conn_param(param: ConnParam | None) -> bytes:
@@ -238,8 +171,8 @@ def conn_param(param: ConnParam | None) -> bytes:
     The private data are at most :data:`MAX_PRIVATE_DATA` bytes.
     """
     if param is None:
-        return bytes(_CONN_PARAM.size)
-    return _CONN_PARAM.pack(
+        return bytes(user_cm.CONN_PARAM.size)
+    return user_cm.CONN_PARAM.pack(
         param.qp_num,
         param.qkey,
         param.private_data,
@@ -256,54 +189,54 @@ def conn_param(param: ConnParam | None) -> bytes:
 
 def connect(number: int, param: ConnParam, ece: Ece) -> bytes:
     """CONNECT."""
-    return _CONNECT.pack(conn_param(param), number, ece.vendor_id, ece.options)
+    return user_cm.CONNECT.pack(conn_param(param), number, ece.vendor_id, ece.options)
 
 
 def accept(number: int, uid: int, param: ConnParam | None, ece: Ece) -> bytes:
     """ACCEPT: ``uid`` comes back in the events from now on. Without ``param`` it confirms the peer's reply."""
-    return _ACCEPT.pack(uid, conn_param(param), number, ece.vendor_id, ece.options)
+    return user_cm.ACCEPT.pack(uid, conn_param(param), number, ece.vendor_id, ece.options)
 
 
 def reject(number: int, private_data: bytes, reason: int) -> bytes:
     """REJECT."""
-    return _REJECT.pack(number, len(private_data), reason, private_data)
+    return user_cm.REJECT.pack(number, len(private_data), reason, private_data)
 
 
 def init_qp_attr(response: int, number: int, state: QPState) -> bytes:
     """INIT_QP_ATTR. Response: :func:`unpack_qp_attr`."""
-    return _INIT_QP_ATTR.pack(response, number, state)
+    return user_cm.INIT_QP_ATTR.pack(response, number, state)
 
 
 def get_event(response: int) -> bytes:
     """GET_EVENT. Response: :func:`unpack_event`."""
-    return _GET_EVENT.pack(response)
+    return user_cm.GET_EVENT.pack(response)
 
 
 def set_option(value: int, size: int, number: int, level: int, name: int) -> bytes:
     """SET_OPTION: ``value`` is the address of the option's value, ``size`` its length in bytes."""
-    return _SET_OPTION.pack(value, number, level, name, size)
+    return user_cm.SET_OPTION.pack(value, number, level, name, size)
 
 
 def join_multicast(response: int, uid: int, number: int, group: Address, flags: int) -> bytes:
     """JOIN_MCAST: ``uid`` comes back in the events of the join. Response: :func:`unpack_number`, that of the join."""
     packed = pack_address(group)
-    return _JOIN_MCAST.pack(response, uid, number, len(packed), flags, packed)
+    return user_cm.JOIN_MCAST.pack(response, uid, number, len(packed), flags, packed)
 
 
 def migrate_id(response: int, number: int, descriptor: int) -> bytes:
     """MIGRATE_ID, written to the new descriptor; ``descriptor`` is the old one. Response: :func:`unpack_number`."""
-    return _MIGRATE_ID.pack(response, number, descriptor)
+    return user_cm.MIGRATE_ID.pack(response, number, descriptor)
 
 
 def resolve_ib_service(number: int, service_id: int | None, name: bytes) -> bytes:
     """RESOLVE_IB_SERVICE: by the number of the service, or by its name of up to 63 bytes."""
-    flags = _SERVICE_BY_NAME if service_id is None else _SERVICE_BY_ID
-    return _RESOLVE_IB_SERVICE.pack(number, service_id or 0, name, flags)
+    flags = ServiceFlag.NAME if service_id is None else ServiceFlag.ID
+    return user_cm.RESOLVE_IB_SERVICE.pack(number, service_id or 0, name, flags)
 
 
 def write_cm_event(number: int, event: int, status: int, arg: int) -> bytes:
     """WRITE_CM_EVENT."""
-    return _WRITE_CM_EVENT.pack(number, event, status, struct.pack("=Q", arg))
+    return user_cm.WRITE_CM_EVENT.pack(number, event, status, struct.pack("=Q", arg))
 
 
 # -- responses --------------------------------------------------------------------------------------------
@@ -311,13 +244,13 @@ def write_cm_event(number: int, event: int, status: int, arg: int) -> bytes:
 
 def unpack_number(data: bytes) -> int:
     """The 32-bit number in a response."""
-    found: int = _ID.unpack_from(data)[0]
+    found: int = user_cm.CREATE_ID_RESP.unpack_from(data)[0]
     return found
 
 
 def unpack_addresses(data: bytes) -> Addresses:
     """The addresses or GIDs of an id."""
-    guid, port, pkey, source_size, destination_size, source, destination, index = _QUERY_ADDR_RESPONSE.unpack(data)
+    guid, port, pkey, source_size, destination_size, source, destination, index = user_cm.QUERY_ADDR_RESP.unpack(data)
     return Addresses(
         _swapped(guid, 8),
         None if index == UNKNOWN_DEVICE or not guid else index,
@@ -330,8 +263,6 @@ def unpack_addresses(data: bytes) -> Addresses:
 
 #: What the index of a device is set to before a query: an older kernel leaves it as it is.
 UNKNOWN_DEVICE = 0xFFFFFFFF
-#: The offset of that index in a response.
-DEVICE_INDEX_OFFSET = 272
 
 
 def _swapped(value: int, size: int) -> int:
@@ -350,7 +281,7 @@ def unpack_services(data: bytes) -> tuple[ServiceRecord, ...]:
 
 
 def _records(data: bytes, size: int) -> list[bytes]:
-    (count,) = _COUNT.unpack_from(data)
+    (count,) = user_cm.QUERY_PATH_RESP.unpack_from(data)
     if 8 + count * size > len(data):
         raise WireError(f"{count} records do not fit into {len(data)} bytes")
     return [data[start : start + size] for start in range(8, 8 + count * size, size)]
@@ -358,7 +289,7 @@ def _records(data: bytes, size: int) -> list[bytes]:
 
 def unpack_qp_attr(data: bytes) -> tuple[QPAttr, QPAttrMask]:
     """``struct ib_uverbs_qp_attr``: the attributes of a queue pair, and which of them count."""
-    fields = _QP_ATTR.unpack(data)
+    fields = user_cm.QP_ATTR.unpack(data)
     mask, state, current, mtu, migration, qkey, rq_psn, sq_psn, dest, access, path, alternate = fields[:12]
     (pkey_index, alt_pkey_index) = fields[17:19]
     sqd, draining, rd_atomic, dest_rd_atomic, rnr_timer, port, timeout, retries, rnr_retry, alt_port, alt_timeout = (
@@ -400,7 +331,7 @@ _KNOWN_ATTRIBUTES = 0x1FFFFF
 def _unpack_address_vector(data: bytes) -> AHAttr:
     """``struct ib_uverbs_ah_attr``, 32 bytes."""
     dgid, flow_label, sgid_index, hop_limit, traffic_class, dlid, sl, path_bits, rate, is_global, port = (
-        _ADDRESS_VECTOR.unpack(data)
+        user_cm.AH_ATTR.unpack(data)
     )
     route = GlobalRoute(Gid(dgid), sgid_index, flow_label, hop_limit, traffic_class)
     return AHAttr(dlid, sl, path_bits, rate, bool(is_global), port, route)
@@ -408,21 +339,20 @@ def _unpack_address_vector(data: bytes) -> AHAttr:
 
 def unpack_event(data: bytes) -> Event:
     """An event."""
-    uid, number, kind, status, param, _, vendor, options = _EVENT.unpack(data)
+    uid, number, kind, status, param, vendor, options = user_cm.EVENT_RESP.unpack(data)
     return Event(uid, number, kind, status, param, Ece(vendor, options))
 
 
 def unpack_conn(param: bytes) -> ConnParam:
     """The parameters in an event of a connected id."""
-    qp_num, qkey, data, size, srq, resources, depth, flow_control, retries, rnr_retries, _ = _CONN_PARAM.unpack_from(
-        param
-    )
+    fields = user_cm.CONN_PARAM.unpack_from(param)
+    qp_num, qkey, data, size, srq, resources, depth, flow_control, retries, rnr_retries, _ = fields
     return ConnParam(data[:size], resources, depth, flow_control, retries, rnr_retries, srq, qp_num, qkey)
 
 
 def unpack_ud(param: bytes) -> UdParam:
     """The parameters in an event of a datagram id, or of a multicast group."""
-    qp_num, qkey, vector, data, size = _UD_PARAM.unpack_from(param)
+    qp_num, qkey, vector, data, size = user_cm.UD_PARAM.unpack_from(param)
     return UdParam(data[:size], _unpack_address_vector(vector), qp_num, qkey)
 
 

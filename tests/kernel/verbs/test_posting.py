@@ -70,7 +70,7 @@ def test_datagrams_and_xrc() -> None:
     found = sent(wrs, QPType.UD, [100, 200])
     assert [(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) for wr in found] == [(100, 5, 6), (200, 5, 6)]
     (xrc,) = sent([SendWR(1, OP.SEND, [], remote_srqn=0xABCDEF)], QPType.XRC_SEND)
-    assert xrc.remote_srqn == 0xABCDEF
+    assert xrc.qp_type.xrc.remote_srqn == 0xABCDEF
 
 
 def test_inline_data_are_copied() -> None:

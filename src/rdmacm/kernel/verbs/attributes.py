@@ -21,7 +21,7 @@ from rdmacm.verbs.attrex import (
     TMCaps,
     TSOCaps,
 )
-from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, MigState, Mtu, QPAttrMask, QPState
+from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, MigState, Mtu, QPState
 
 __all__ = ["device_attr", "device_attr_ex", "fill_ah_attr", "fill_qp_attr", "guid_of", "known", "qp_attr_of"]
 
@@ -60,10 +60,9 @@ _BY_MASK = (
     (plainints.QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic"),
     (plainints.QP_PATH_MIG_STATE, "path_mig_state"),
     (plainints.QP_DEST_QPN, "dest_qp_num"),
-    (int(QPAttrMask.RATE_LIMIT), "rate_limit"),
+    (plainints.QP_RATE_LIMIT, "rate_limit"),
 )
 _ALTERNATE = ("alt_pkey_index", "alt_port_num", "alt_timeout")
-_CAP_BIT = int(QPAttrMask.CAP)
 _CAP = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 
 
@@ -156,7 +155,7 @@ def fill_qp_attr(into: ibv_qp_attr, attr: QPAttr, mask: int) -> None:
     for bit, name in _BY_MASK:
         if mask & bit:
             setattr(into, name, getattr(attr, name))
-    if mask & _CAP_BIT:
+    if mask & plainints.QP_CAP:
         for name in _CAP:
             setattr(into.cap, name, getattr(attr.cap, name))
     if mask & QP_AV:

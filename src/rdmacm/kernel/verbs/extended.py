@@ -7,12 +7,11 @@ threads take turns by a lock of this package before they enter the library, for 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import addressof, c_char, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p, string_at
+from ctypes import addressof, c_char, string_at
 from socket import htonl
 from typing import Any
 
@@ -20,6 +19,7 @@ from rdmacm.errors import cm_error
 from rdmacm.kernel.differences import RULES, To
 from rdmacm.kernel.verbs.layouts import SGE as SGE_FORMAT
 from rdmacm.kernel.verbs.layouts import ibv_mw_bind_info, ibv_qp_ex, ibv_sge
+from rdmacm.kernel.verbs.library import short_function
 from rdmacm.kernel.verbs.memory import KernelMR, KernelMW
 from rdmacm.proto.plainints import SEND_INLINE
 from rdmacm.verbs.buffers import byte_view
@@ -41,36 +41,23 @@ _NEEDED = {
 }
 
 
-def _function(*arguments: Any) -> Any:
-    # They read and write memory only, so they keep the interpreter's lock, as the posts of ibv_post_send(3) do.
-    return ctypes.PYFUNCTYPE(None, c_void_p, *arguments)
-
-
-_KEY, _ADDRESS = c_uint32, c_uint64
-#: What begins a request, by opcode: the function, and its arguments after the queue pair.
-_BEGINNINGS: dict[int, tuple[str, Any]] = {
-    WROpcode.SEND: ("wr_send", _function()),
-    WROpcode.SEND_WITH_IMM: ("wr_send_imm", _function(c_uint32)),
-    WROpcode.SEND_WITH_INV: ("wr_send_inv", _function(_KEY)),
-    WROpcode.RDMA_WRITE: ("wr_rdma_write", _function(_KEY, _ADDRESS)),
-    WROpcode.RDMA_WRITE_WITH_IMM: ("wr_rdma_write_imm", _function(_KEY, _ADDRESS, c_uint32)),
-    WROpcode.RDMA_READ: ("wr_rdma_read", _function(_KEY, _ADDRESS)),
-    WROpcode.ATOMIC_CMP_AND_SWP: ("wr_atomic_cmp_swp", _function(_KEY, _ADDRESS, c_uint64, c_uint64)),
-    WROpcode.ATOMIC_FETCH_AND_ADD: ("wr_atomic_fetch_add", _function(_KEY, _ADDRESS, c_uint64)),
-    WROpcode.LOCAL_INV: ("wr_local_inv", _function(_KEY)),
-    WROpcode.BIND_MW: ("wr_bind_mw", _function(c_void_p, _KEY, c_void_p)),
-    WROpcode.FLUSH: ("wr_flush", _function(_KEY, _ADDRESS, c_size_t, c_uint8, c_uint8)),
-    WROpcode.ATOMIC_WRITE: ("wr_atomic_write", _function(_KEY, _ADDRESS, c_void_p)),
+#: The function that begins a request, by opcode.
+_BEGINNINGS: dict[int, str] = {
+    WROpcode.SEND: "wr_send",
+    WROpcode.SEND_WITH_IMM: "wr_send_imm",
+    WROpcode.SEND_WITH_INV: "wr_send_inv",
+    WROpcode.RDMA_WRITE: "wr_rdma_write",
+    WROpcode.RDMA_WRITE_WITH_IMM: "wr_rdma_write_imm",
+    WROpcode.RDMA_READ: "wr_rdma_read",
+    WROpcode.ATOMIC_CMP_AND_SWP: "wr_atomic_cmp_swp",
+    WROpcode.ATOMIC_FETCH_AND_ADD: "wr_atomic_fetch_add",
+    WROpcode.LOCAL_INV: "wr_local_inv",
+    WROpcode.BIND_MW: "wr_bind_mw",
+    WROpcode.FLUSH: "wr_flush",
+    WROpcode.ATOMIC_WRITE: "wr_atomic_write",
 }
 #: The other functions.
-_OTHERS: dict[str, Any] = {
-    "wr_set_ud_addr": _function(c_void_p, c_uint32, c_uint32),
-    "wr_set_inline_data": _function(c_void_p, c_size_t),
-    "wr_set_sge_list": _function(c_size_t, c_void_p),
-    "wr_start": _function(),
-    "wr_complete": ctypes.PYFUNCTYPE(c_int, c_void_p),
-    "wr_abort": _function(),
-}
+_OTHERS = ("wr_set_ud_addr", "wr_set_inline_data", "wr_set_sge_list", "wr_start", "wr_complete", "wr_abort")
 #: Requests without data of their own.
 _WITHOUT_DATA = frozenset({WROpcode.LOCAL_INV, WROpcode.BIND_MW, WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
@@ -109,13 +96,13 @@ class ExtendedPosting:
         self._qp = ibv_qp_ex.from_address(address)
         self._address = address
         self._beginnings: dict[int, Any] = {}
-        for opcode, (name, prototype) in _BEGINNINGS.items():
+        for opcode, name in _BEGINNINGS.items():
             if operations & SendOpsFlag[WROpcode(opcode).name]:
-                function = getattr(self._qp, name)
+                function = short_function(self._qp, name)
                 if function is not None:
-                    self._beginnings[opcode] = prototype(function)
+                    self._beginnings[opcode] = function
         others = set(_OTHERS) if RULES[qp_type].to is To.HANDLE else set(_OTHERS) - {"wr_set_ud_addr"}
-        self._others = {name: _OTHERS[name](getattr(self._qp, name)) for name in others}
+        self._others = {name: short_function(self._qp, name) for name in others}
         self._lock = threading.RLock()
         self._is_posting = False
 

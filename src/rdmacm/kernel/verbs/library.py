@@ -10,67 +10,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import Structure, c_void_p
+from functools import cache
 from typing import Any
 
 from rdmacm.errors import cm_error
+from rdmacm.kernel.verbs.functions import MEMBERS, OPTIONAL, REQUIRED
 from rdmacm.kernel.verbs.layouts import ibv_context, verbs_context
 
-__all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load"]
+__all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load", "short_function"]
 
 #: The library's file name.
 LIBRARY = "libibverbs.so.1"
 
-_P, _I, _U = c_void_p, c_int, c_uint32
-#: Name → result and arguments. All handles are addresses.
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ibv_get_device_list": (_P, (POINTER(c_int),)),
-    "ibv_free_device_list": (None, (_P,)),
-    "ibv_get_device_name": (c_char_p, (_P,)),
-    "ibv_get_device_guid": (c_uint64, (_P,)),
-    "ibv_fork_init": (_I, ()),
-    "ibv_open_device": (_P, (_P,)),
-    "ibv_close_device": (_I, (_P,)),
-    "ibv_query_device": (_I, (_P, _P)),
-    "ibv_query_port": (_I, (_P, c_uint8, _P)),
-    "ibv_query_gid": (_I, (_P, c_uint8, _I, _P)),
-    "ibv_query_pkey": (_I, (_P, c_uint8, _I, POINTER(c_uint16))),
-    "ibv_get_async_event": (_I, (_P, _P)),
-    "ibv_ack_async_event": (None, (_P,)),
-    "ibv_alloc_pd": (_P, (_P,)),
-    "ibv_dealloc_pd": (_I, (_P,)),
-    "ibv_reg_mr_iova2": (_P, (_P, _P, c_size_t, c_uint64, _U)),
-    "ibv_rereg_mr": (_I, (_P, _I, _P, _P, c_size_t, _I)),
-    "ibv_dereg_mr": (_I, (_P,)),
-    "ibv_create_comp_channel": (_P, (_P,)),
-    "ibv_destroy_comp_channel": (_I, (_P,)),
-    "ibv_create_cq": (_P, (_P, _I, _P, _P, _I)),
-    "ibv_resize_cq": (_I, (_P, _I)),
-    "ibv_destroy_cq": (_I, (_P,)),
-    "ibv_get_cq_event": (_I, (_P, POINTER(_P), POINTER(_P))),
-    "ibv_ack_cq_events": (None, (_P, c_uint32)),
-    "ibv_create_srq": (_P, (_P, _P)),
-    "ibv_modify_srq": (_I, (_P, _P, _I)),
-    "ibv_query_srq": (_I, (_P, _P)),
-    "ibv_destroy_srq": (_I, (_P,)),
-    "ibv_create_qp": (_P, (_P, _P)),
-    "ibv_modify_qp": (_I, (_P, _P, _I)),
-    "ibv_query_qp": (_I, (_P, _P, _I, _P)),
-    "ibv_destroy_qp": (_I, (_P,)),
-    "ibv_create_ah": (_P, (_P, _P)),
-    "ibv_destroy_ah": (_I, (_P,)),
-    "ibv_attach_mcast": (_I, (_P, _P, c_uint16)),
-    "ibv_detach_mcast": (_I, (_P, _P, c_uint16)),
-}
-#: Functions that an older library lacks.
-_OPTIONAL: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ibv_qp_to_qp_ex": (_P, (_P,)),  # rdma-core 22
-    "ibv_is_fork_initialized": (_I, ()),  # rdma-core 36
-    "ibv_get_device_index": (_I, (_P,)),  # rdma-core 25
-    "ibv_reg_dmabuf_mr": (_P, (_P, c_uint64, c_size_t, c_uint64, _I, _I)),  # rdma-core 34
-    "_ibv_query_gid_table": (c_ssize_t, (_P, _P, c_size_t, c_uint32, c_size_t)),  # rdma-core 32
-}
-#: Those that only read events which are there already.
+#: The functions that only read events which are there already.
 _SHORT = frozenset({"ibv_get_cq_event", "ibv_ack_cq_events", "ibv_get_async_event", "ibv_ack_async_event"})
 
 
@@ -89,11 +42,11 @@ class Library:
             text = f"the library cannot be loaded: {error}"
             hint = "'apt install libibverbs1 ibverbs-providers'; 'ldconfig -p | grep ibverbs' shows what is there"
             raise cm_error(errno.ENOENT, text, "libibverbs", name, hint) from None
-        for function, (result, arguments) in {**_FUNCTIONS, **_OPTIONAL}.items():
+        for function, (result, arguments) in (REQUIRED | OPTIONAL).items():
             try:
                 found: Any = getattr(short if function in _SHORT else library, function)
             except AttributeError:
-                if function not in _OPTIONAL:
+                if function not in OPTIONAL:
                     text = f"the library has no {function}"
                     raise cm_error(errno.ENOSYS, text, "libibverbs", name, "rdma-core 28 or later") from None
                 found = None
@@ -134,19 +87,27 @@ def load() -> Library:
         return _library
 
 
-_POLL = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int, c_void_p)
-_ARM = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int)
-_POST = ctypes.PYFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_void_p))
-_ALLOC_MW = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_int, use_errno=True)
-_BIND_MW = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, use_errno=True)
-_RELEASE = ctypes.CFUNCTYPE(c_int, c_void_p, use_errno=True)
-_MAKE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p, use_errno=True)
-_GET = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, use_errno=True)
-_QUERY_DEVICE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, use_errno=True)
-_QUERY_PORT = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint8, c_void_p, c_size_t, use_errno=True)
-
 #: In front of an ``ibv_context`` if the library has it.
 _EXTENDED = c_void_p(-1).value
+
+
+@cache
+def _prototype(name: str, is_short: bool) -> Any:
+    result, arguments = MEMBERS[name]
+    if is_short:
+        return ctypes.PYFUNCTYPE(result, *arguments)
+    return ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
+
+
+def short_function(owner: Structure, name: str) -> Any:
+    """A function that a structure points to, which only reads or writes memory; None if the pointer is null."""
+    address = getattr(owner, name)
+    return _prototype(name, True)(address) if address else None
+
+
+def _long_function(owner: Structure, name: str) -> Any:
+    address = getattr(owner, name)
+    return _prototype(name, False)(address) if address else None
 
 
 class Operations:
@@ -154,30 +115,29 @@ class Operations:
 
     def __init__(self, context: int) -> None:
         ops = ibv_context.from_address(context).ops
-        self.poll_cq = _POLL(ops.poll_cq)
-        self.req_notify_cq = _ARM(ops.req_notify_cq)
-        self.post_send = _POST(ops.post_send)
-        self.post_recv = _POST(ops.post_recv)
-        self.post_srq_recv = _POST(ops.post_srq_recv) if ops.post_srq_recv else None
-        self.alloc_mw = _ALLOC_MW(ops.alloc_mw) if ops.alloc_mw else None
-        self.bind_mw = _BIND_MW(ops.bind_mw) if ops.bind_mw else None
-        self.dealloc_mw = _RELEASE(ops.dealloc_mw) if ops.dealloc_mw else None
+        self.poll_cq = short_function(ops, "poll_cq")
+        self.req_notify_cq = short_function(ops, "req_notify_cq")
+        self.post_send = short_function(ops, "post_send")
+        self.post_recv = short_function(ops, "post_recv")
+        self.post_srq_recv = short_function(ops, "post_srq_recv")
+        self.alloc_mw = _long_function(ops, "alloc_mw")
+        self.bind_mw = _long_function(ops, "bind_mw")
+        self.dealloc_mw = _long_function(ops, "dealloc_mw")
         self._context = context
-        self.query_device_ex = self._extended("query_device_ex", _QUERY_DEVICE)
-        self.query_port = self._extended("query_port", _QUERY_PORT)
-        self.create_qp_ex = self._extended("create_qp_ex", _MAKE)
-        self.open_qp = self._extended("open_qp", _MAKE)
-        self.create_srq_ex = self._extended("create_srq_ex", _MAKE)
-        self.get_srq_num = self._extended("get_srq_num", _GET)
-        self.open_xrcd = self._extended("open_xrcd", _MAKE)
-        self.close_xrcd = self._extended("close_xrcd", _RELEASE)
+        self.query_device_ex = self._extended("query_device_ex")
+        self.query_port = self._extended("query_port")
+        self.create_qp_ex = self._extended("create_qp_ex")
+        self.open_qp = self._extended("open_qp")
+        self.create_srq_ex = self._extended("create_srq_ex")
+        self.get_srq_num = self._extended("get_srq_num")
+        self.open_xrcd = self._extended("open_xrcd")
+        self.close_xrcd = self._extended("close_xrcd")
 
-    def _extended(self, name: str, prototype: Any) -> Any:
+    def _extended(self, name: str) -> Any:
         """A function in front of the context; None where the library or the driver lacks it."""
         if ibv_context.from_address(self._context).abi_compat != _EXTENDED:
             return None
         front = verbs_context.from_address(self._context - verbs_context.context.offset)
         if front.sz < ctypes.sizeof(verbs_context) - getattr(verbs_context, name).offset:
             return None
-        address = getattr(front, name)
-        return prototype(address) if address else None
+        return _long_function(front, name)

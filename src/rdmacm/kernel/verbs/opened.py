@@ -235,7 +235,8 @@ class OpenedDevice:
                     self.lose()
                 return
             number = event.event_type
-            port, pointer = event.element.port_num, event.element.pointer
+            # A union: the pointer is of the object that the event is of, whatever its type.
+            port, pointer = event.element.port_num, event.element.cq
             # Acknowledged at once: what waits for this is the library's destroy, which would wait under the lock.
             library.ibv_ack_async_event(byref(event))
             try:
