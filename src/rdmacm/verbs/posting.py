@@ -6,7 +6,7 @@ whether an lkey is valid: a wrong one shows in the completion (LOC_PROT_ERR).
 Every error of a post has ``bad_wr``, the refused request.
 
 A number is anything with ``__index__``, so that a float is refused before anything is queued:
-``index`` raises TypeError for it, and :func:`wrong_type` names the field.
+``index`` raises TypeError for it, and :func:`refuse` names the field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from operator import index
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
@@ -26,7 +26,10 @@ from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.wr import SGE, MWBindInfo, RecvWR, SendWR
 
-__all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "wrong_type"]
+__all__ = ["REFUSALS", "REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "refuse"]
+
+#: What the check of a request raises. The last two: a value has a wrong type.
+REFUSALS = (RdmaError, TypeError, AttributeError)
 
 W = TypeVar("W", SendWR, RecvWR)
 
@@ -234,11 +237,8 @@ def post_list(wrs: Iterable[W], check: Callable[[W], None], post: Callable[[list
         for wr in wrs:
             try:
                 check(wr)
-            except RdmaError as error:
-                error.bad_wr = wr
-                raise
-            except (TypeError, AttributeError) as error:
-                raise wrong_type(wr, error) from error
+            except REFUSALS as error:
+                refuse(wr, error)
             good.append(wr)
     finally:
         if good:
@@ -250,12 +250,15 @@ def first(wrs: W | Iterable[W]) -> W | None:
     return wrs if isinstance(wrs, SendWR | RecvWR) else next(iter(wrs), None)
 
 
-def wrong_type(wr: object, error: Exception) -> RdmaError:
-    """EINVAL for a request with a value of a wrong type, which its check has failed with."""
+def refuse(wr: SendWR | RecvWR, error: Exception) -> NoReturn:
+    """Raise the error of a request whose check has raised one of REFUSALS."""
+    if isinstance(error, RdmaError):
+        error.bad_wr = wr
+        raise error
     fault = next((f"{name} is {value!r}" for name, value in _numbers(wr) if not hasattr(value, "__index__")), None)
     refusal = _refused(wr, str(error) if fault is None else f"{fault}, not a whole number")
     refusal.bad_wr = wr
-    return refusal
+    raise refusal from error
 
 
 def _numbers(wr: object) -> Iterator[tuple[str, object]]:

@@ -33,7 +33,7 @@ from rdmacm.verbs.enums import (
 )
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
+from rdmacm.verbs.posting import REFUSALS, REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, refuse
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
@@ -381,11 +381,8 @@ class QP(Resource):
         if isinstance(wr, SendWR):
             try:
                 self._send_rules.check(wr)
-            except RdmaError as error:
-                error.bad_wr = wr
-                raise
-            except (TypeError, AttributeError) as error:
-                raise wrong_type(wr, error) from error
+            except REFUSALS as error:
+                refuse(wr, error)
             backend.post_send([wr])
         else:
             post_list(wr, self._send_rules.check, backend.post_send)
@@ -445,11 +442,8 @@ class QP(Resource):
         if isinstance(wr, RecvWR):
             try:
                 check_recv(wr, self._max_recv_sge)
-            except RdmaError as error:
-                error.bad_wr = wr
-                raise
-            except TypeError as error:
-                raise wrong_type(wr, error) from error
+            except REFUSALS as error:
+                refuse(wr, error)
             backend.post_recv([wr])
         else:
             post_list(wr, lambda each: check_recv(each, self._max_recv_sge), backend.post_recv)

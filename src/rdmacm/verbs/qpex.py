@@ -28,7 +28,7 @@ from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType, SendFlag, SendOpsFlag, WROpcode
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import PD
-from rdmacm.verbs.posting import REQUIRED_OPERANDS, wrong_type
+from rdmacm.verbs.posting import REFUSALS, REQUIRED_OPERANDS, refuse
 from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
 from rdmacm.verbs.wr import SGE, MWBindInfo, SendWR
 
@@ -284,11 +284,8 @@ class QPEx(QP):
             for wr in wrs:
                 try:
                     self._send_rules.check(wr)
-                except RdmaError as error:
-                    error.bad_wr = wr
-                    raise
-                except (TypeError, AttributeError) as error:
-                    raise wrong_type(wr, error) from error
+                except REFUSALS as error:
+                    refuse(wr, error)
             self.backend.post_send_all(wrs)
         else:
             raise self._takes_no_sends(wrs)

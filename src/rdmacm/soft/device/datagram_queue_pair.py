@@ -30,7 +30,7 @@ from rdmacm.soft.wire.base import IpFields, WirePath, WireRoute, group_of
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.soft.wire.udp_route import UdpRoute
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPAttr, QPCap
+from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import AddressHandle
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Datagrams, Route
     from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.work import RecvWork
-    from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
     from rdmacm.verbs.enums import QPAttrMask
@@ -88,17 +87,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
     core: Datagrams | None
     __slots__ = ("_find_mtu", "_flows", "_groups", "_ifindex", "_is_own", "_routes")
 
-    def __init__(
-        self,
-        parts: DeviceParts,
-        pd: object,
-        cap: QPCap,
-        sq_sig_all: bool,
-        send_cq: SoftCQ,
-        recv_cq: SoftCQ,
-        srq: SoftSRQ | None,
-    ) -> None:
-        super().__init__(parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
+    def _set_up(self, parts: DeviceParts) -> None:
         #: See :class:`DeviceParts`.
         self._find_mtu = parts.find_mtu
         self._is_own = parts.is_own

@@ -36,7 +36,7 @@ from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.soft.wire.udp_route import UdpRoute
-from rdmacm.verbs.attr import QPAttr, QPCap
+from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import EventType
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Connection
     from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory, QPEngine
-    from rdmacm.soft.device.completion import SoftCQ
-    from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
     from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import SendWR
@@ -65,17 +63,7 @@ class SoftQP(WorkQueues["QPEngine"]):
     core: Connection | None
     __slots__ = ("_destination", "_drain_reported", "_established", "_memory", "_route", "_source", "on_comm_est")
 
-    def __init__(
-        self,
-        parts: DeviceParts,
-        pd: object,
-        cap: QPCap,
-        sq_sig_all: bool,
-        send_cq: SoftCQ,
-        recv_cq: SoftCQ,
-        srq: SoftSRQ | None,
-    ) -> None:
-        super().__init__(parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
+    def _set_up(self, _parts: DeviceParts) -> None:
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
         self._mux.attach(self, ACCEPTS_NONE)

@@ -123,6 +123,11 @@ class WorkQueues(Generic[E]):
         #: Takes its asynchronous events.
         self.async_events: AsyncEvents | None = None
         self._enter_reset()
+        self._set_up(parts)
+
+    def _set_up(self, parts: DeviceParts) -> None:
+        """Set what a type has for good, and join the multiplexer."""
+        raise NotImplementedError
 
     def _enter_reset(self) -> None:
         #: Changes by ``modify``, with the connection of an id, and to ERR and SQE by itself.
