@@ -23,7 +23,6 @@ from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
 from rdmacm.provider import log
-from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import refused, send_again, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import IpFields, WirePath, WireRoute, group_of
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.work import RecvWork
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
-    from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import SendWR
 
 __all__ = ["SoftUdQP"]
@@ -104,29 +102,13 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
 
     # -- states and attributes ------------------------------------------------------------------------
 
-    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
-        with self._mux.runtime.lock:
-            self._mux.runtime.check_fork("modify_qp", "queue pair")
-            self._leave_core()
-            before, bits = self.state, mask.value
-            state = QPState(attr.qp_state) if bits & QP_STATE else before
-            if state is _RESET:
-                if log.enabled:
-                    self._log_change(before, "modify_qp", _RESET)
-                self._reset()
-                return
-            self._check_change(state, bits)
-            kept = self.attr
-            for name in named_fields(bits):
-                setattr(kept, name, getattr(attr, name))
-            if self._engine is not None and bits & QP_QKEY:
-                self._engine.qkey = kept.qkey
-            self.state = state
-            if state is not before:
-                if log.enabled:
-                    self._log_change(before, "modify_qp")
-                self._enter(state, kept)
-            elif self._engine is not None and self._engine.has_pending:
+    def _take_attributes(self, attr: QPAttr, bits: int) -> None:
+        super()._take_attributes(attr, bits)
+        engine = self._engine
+        if engine is not None:
+            if bits & QP_QKEY:
+                engine.qkey = self.attr.qkey
+            if engine.has_pending and not (bits & QP_STATE and attr.qp_state != self.state):  # what the core had
                 self._mux.send_now(self, self._mux.runtime.clock())
 
     def advance(self, state: QPState) -> None:
@@ -142,9 +124,9 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             if log.enabled:
                 self._log_change(self.state, "its id", state)
             self.state = state
-            self._enter(state, self.attr)
+            self._enter(state, _RESET, self.attr)
 
-    def _enter(self, state: QPState, attr: QPAttr) -> None:
+    def _enter(self, state: QPState, _before: QPState, attr: QPAttr) -> None:
         """Take the engine to a state."""
         engine = self._engine
         if state is _ERR:

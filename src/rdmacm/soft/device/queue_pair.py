@@ -25,11 +25,10 @@ from rdmacm.proto.plainints import (
     QP_AV,
     QP_MAX_DEST_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
-    QP_STATE,
 )
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.provider import log
-from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
+from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
-    from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import SendWR
 
 __all__ = ["SoftQP"]
@@ -84,36 +82,14 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     # -- states and attributes ------------------------------------------------------------------------
 
-    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
-        with self._mux.runtime.lock:
-            self._mux.runtime.check_fork("modify_qp", "queue pair")
-            self._mux.acknowledge()
-            self._leave_core()
-            before = self.state
-            bits = mask.value
-            state = QPState(attr.qp_state) if bits & QP_STATE else before
-            if state is _RESET:
-                if log.enabled:
-                    self._log_change(before, "modify_qp", _RESET)
-                self._reset()
-                return
-            self._check_change(state, bits)
-            route = self._route_to(attr) if bits & QP_AV else None
-            kept = self.attr
-            for name in named_fields(bits):
-                setattr(kept, name, getattr(attr, name))
-            if route is not None:
-                kept.ah_attr = copy_path(attr.ah_attr)
-                self._use_route(route)
-            engine = self._engine
-            if engine is not None:
-                self._change_engine(engine, bits, kept)
-            self.state = state
-            self._tell_core_wire()
-            if state is not before:
-                if log.enabled:
-                    self._log_change(before, "modify_qp")
-                self._enter(state, before, kept)
+    def _take_attributes(self, attr: QPAttr, bits: int) -> None:
+        route = self._route_to(attr) if bits & QP_AV else None
+        super()._take_attributes(attr, bits)
+        if route is not None:
+            self.attr.ah_attr = copy_path(attr.ah_attr)
+            self._use_route(route)
+        if self._engine is not None:
+            self._change_engine(self._engine, bits, self.attr)
 
     def _change_engine(self, engine: QPEngine, bits: int, attr: QPAttr) -> None:
         """Change what an engine has of the attributes that a mask names."""

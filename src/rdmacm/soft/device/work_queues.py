@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rdmacm.enums import QPState, WCStatus
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.proto.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
+from rdmacm.proto.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, QP_STATE, WC_RECV
 from rdmacm.provider import log
+from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import UnsignaledWrId, refused
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
     from rdmacm.verbs.backend import AsyncEvents
+    from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = ["DeviceParts", "WorkQueues"]
@@ -181,6 +183,36 @@ class WorkQueues(Generic[E]):
             found.cap = copy.copy(self._cap)
             found.sq_draining = int(self.state is _SQD and self._is_draining)
             return found
+
+    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+        with self._mux.runtime.lock:
+            self._mux.runtime.check_fork("modify_qp", "queue pair")
+            self._mux.acknowledge()
+            self._leave_core()
+            before, bits = self.state, mask.value
+            state = QPState(attr.qp_state) if bits & QP_STATE else before
+            if state is _RESET:
+                if log.enabled:
+                    self._log_change(before, "modify_qp", _RESET)
+                self._reset()
+                return
+            self._check_change(state, bits)
+            self._take_attributes(attr, bits)
+            self.state = state
+            self._tell_core_wire()
+            if state is not before:
+                if log.enabled:
+                    self._log_change(before, "modify_qp")
+                self._enter(state, before, self.attr)
+
+    def _take_attributes(self, attr: QPAttr, bits: int) -> None:
+        """Take the attributes that a mask names, and give the engine those that it has."""
+        for name in named_fields(bits):
+            setattr(self.attr, name, getattr(attr, name))
+
+    def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
+        """Take the engine from one state to another."""
+        raise NotImplementedError
 
     def _check_change(self, state: QPState, bits: int) -> None:
         """Refuse what :meth:`modify` does not do here: an alternate path, or RTS while the send queue drains."""
