@@ -59,7 +59,7 @@ static bool post_send(QueuePair *self, PyObject *object) {
     return done;
 }
 
-static bool has_queues(const QueuePair *self) { return self->conn->rc->usual; }
+static bool has_queues(const QueuePair *self) { return self->conn->rc->core_owns_queues; }
 
 static size_t sends_count(const QueuePair *self) { return self->conn->rc->sends_count; }
 

@@ -42,7 +42,7 @@ static int core_clear(RcCore *self) {
     struct rdmacm_rc *rc = &self->rc;
     if (self->is_shared) /* its connection is garbage as well, and will let go of it */
         return 0;
-    rc->usual = false;
+    rc->core_owns_queues = false;
     rc->regions = NULL;
     Py_CLEAR(self->regions);
     Py_CLEAR(self->pd);
@@ -173,7 +173,7 @@ static int has_no_completion(PyObject *work) {
 /* 1: queued; 0: not a request of the core; -1: an exception. */
 static int post_send(RcCore *self, PyObject *work, bool has_begun) {
     uint64_t opcode, rkey;
-    if (!self->rc.usual)
+    if (!self->rc.core_owns_queues)
         return 0;
     if (!get_number(work, s_opcode, 255, &opcode))
         return PyErr_Occurred() ? -1 : 0;
@@ -225,7 +225,7 @@ static PyObject *core_post_send(RcCore *self, PyObject *work) { return answer(po
 static PyObject *core_adopt_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, true)); }
 
 static PyObject *core_post_recv(RcCore *self, PyObject *work) {
-    if (!self->rc.usual)
+    if (!self->rc.core_owns_queues)
         Py_RETURN_FALSE;
     struct pin *pin = pin_segment(work, PyBUF_WRITABLE);
     if (!pin)
@@ -347,7 +347,7 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
     Py_ssize_t limit, train;
     if (!PyArg_ParseTuple(args, "dnn", &now, &limit, &train))
         return NULL;
-    if (!self->rc.usual)
+    if (!self->rc.core_owns_queues)
         Py_RETURN_NONE;
     struct made made[RDMACM_BUILD_LIMIT + 2];
     size_t done = 0, count = 0;
@@ -482,7 +482,7 @@ static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
         goto done;
     /* From here on the queues are Python's. */
     bool is_entered = enter_shared(&self->is_shared);
-    rc->usual = rc->is_held = false;
+    rc->core_owns_queues = rc->is_held = false;
     leave_shared(is_entered);
     size_t outstanding = rc->outstanding_count, send_index = rc->send_index;
     while (rc->sends_count) {
@@ -556,7 +556,7 @@ done:
 #define FIELD(name, kind) {#name, kind, offsetof(RcCore, rc.name), 0, NULL}
 
 static PyMemberDef core_members[] = {
-    FIELD(usual, T_BOOL),
+    FIELD(core_owns_queues, T_BOOL),
     FIELD(qp_num, T_UINT),
     FIELD(failed, T_BOOL),
     FIELD(path_mtu, T_UINT),

@@ -55,7 +55,7 @@ static bool reserve_completion(struct rdmacm_rc *rc) {
 }
 
 bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
-    if (rc->usual || rc->failed || !rc->can_send || !rc->can_receive || rc->paused || rc->operation ||
+    if (rc->core_owns_queues || rc->failed || !rc->can_send || !rc->can_receive || rc->paused || rc->operation ||
         !rc->ack_interval || rc->path_mtu < 256 || rc->path_mtu > 4096 ||
         rc->max_dest_rd_atomic > MOST_RESOURCES)
         return false;
@@ -79,12 +79,12 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
     rc->responses_head = rc->responses_count = rc->reads_waiting = 0;
     rc->resources_next = rc->resources_count = 0;
     rc->current_recv = (struct rdmacm_recv){0};
-    rc->usual = true;
+    rc->core_owns_queues = true;
     return true;
 }
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    if (!rc->usual || send->length > RDMACM_LONGEST_MESSAGE ||
+    if (!rc->core_owns_queues || send->length > RDMACM_LONGEST_MESSAGE ||
         (send->opcode != RDMACM_WR_SEND && send->opcode != RDMACM_WR_WRITE && send->opcode != RDMACM_WR_READ) ||
         (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic))
         return false;
@@ -108,7 +108,7 @@ bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) 
 }
 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (!rc->usual)
+    if (!rc->core_owns_queues)
         return false;
     void *ring = rc->recvs;
     bool done = rdmacm_grow(&ring, &rc->recvs_capacity, &rc->recvs_head, rc->recvs_count, 1, sizeof *rc->recvs);
@@ -173,7 +173,7 @@ void rdmacm_retransmit(struct rdmacm_rc *rc, uint32_t psn, double now) {
 }
 
 bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now) {
-    if (!rc->usual)
+    if (!rc->core_owns_queues)
         return false;
     if (!rc->has_deadline || now < rc->deadline)
         return true;

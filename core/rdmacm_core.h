@@ -151,7 +151,7 @@ enum rdmacm_count {
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
 /* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState, which says who changes what. Python reads and
- * writes the fields up to the queues directly. The queues are used while `usual`, and empty otherwise. */
+ * writes the fields up to the queues directly. The queues are used while `core_owns_queues`, and empty otherwise. */
 struct rdmacm_rc {
     /* path */
     struct rdmacm_flow flow_out, flow_in;
@@ -162,7 +162,7 @@ struct rdmacm_rc {
     uint32_t identification;
 
     /* states */
-    bool usual; /* whether the core has the queues */
+    bool core_owns_queues; /* whether the core has the queues */
     bool is_held; /* whether they are being filled: the wire leaves the connection alone */
     bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
 

@@ -534,7 +534,7 @@ size_t rdmacm_rc_take(struct rdmacm_rc *rc, const uint8_t *data, size_t size, si
     size_t at = 0, step = segment ? segment : size;
     *accepted = 0;
     *first_identification = -1;
-    while (rc->usual && at < size) {
+    while (rc->core_owns_queues && at < size) {
         size_t length = size - at < step ? size - at : step;
         enum outcome outcome = take_packet(rc, data + at, length, now);
         if (outcome == LEFT)

@@ -214,7 +214,7 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
 }
 
 /* Whether the core has the queues of a connection, and its owner is not about to move them. */
-static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->usual && !conn->rc->is_held; }
+static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->core_owns_queues && !conn->rc->is_held; }
 
 static void see_counts(struct rdmacm_conn *conn) {
     if (conn->rc->has_counts)

@@ -32,7 +32,7 @@ SIZE = 64 * MTU
 #: Fields that depend on who has the queues.
 _QUEUES = frozenset(
     {
-        "usual",
+        "core_owns_queues",
         "may_use_core",
         "core_pause",
         "core_next_pause",
@@ -204,7 +204,7 @@ class Run:
             at = self.random.randrange(min(3, len(self.flying))) if self.often(0.1) else 0
             target, data, segment = self.flying.pop(at)
             end = self.ends[target]
-            self.by_core[end.usual] += 1
+            self.by_core[end.core_owns_queues] += 1
             self.observed.append(end.received(memoryview(data), segment, self.now))
         for end in self.ends:
             self.observed.append(
@@ -261,18 +261,23 @@ def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
     if losses == 8:
         assert [wc.status.name for wc in sender.completions()] == ["RETRY_EXC_ERR", "WR_FLUSH_ERR", "WR_FLUSH_ERR"]
         return
-    assert sender.usual is with_core
+    assert sender.core_owns_queues is with_core
     for _ in range(3):
         for one, other in (run.ends, run.ends[::-1]):
             for pieces, segment in one.datagrams(run.now, 64, 0):
                 other.received(memoryview(b"".join(pieces)), segment, run.now)
     assert [wc.status.name for wc in sender.completions()] == ["SUCCESS"] * 3
-    assert (sender.usual, sender.retransmitting, sender.retries_left, sender.deadline) == (with_core, False, 7, None)
+    assert (sender.core_owns_queues, sender.retransmitting, sender.retries_left, sender.deadline) == (
+        with_core,
+        False,
+        7,
+        None,
+    )
 
 
 def test_permissions_are_checked() -> None:
     run = Run(1, with_core=True, mischief=0.0)
-    assert run.ends[1].usual
+    assert run.ends[1].core_owns_queues
     run.ends[1].set_access(AccessFlag.LOCAL_WRITE)
     run.ends[0].post_send(SendWork(1, WROpcode.RDMA_WRITE, [run.buffer(8)], remote_addr=BASE, rkey=RKEY))
     before = bytes(run.memory[1].bytes)

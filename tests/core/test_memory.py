@@ -40,7 +40,7 @@ def engines() -> tuple[RcEngine, RcEngine]:
         connect(end, index)
         end.ready_to_receive(RtrAttributes(2 - index, 5, path_mtu=256, access=ALL))
         end.ready_to_send(RtsAttributes(5))
-        assert end.usual
+        assert end.core_owns_queues
     return ends
 
 
@@ -68,7 +68,7 @@ def test_buffers_are_held_until_they_complete(opcode: WROpcode) -> None:
     assert [wc.status.name for end in ends for wc in end.completions()][:1] == ["SUCCESS"]
     assert not is_held(local)
     assert is_held(inbox) is (opcode is not WROpcode.SEND)
-    assert all(end.usual for end in ends)
+    assert all(end.core_owns_queues for end in ends)
 
 
 def test_engine_that_is_deleted_lets_go_of_buffers() -> None:
@@ -104,7 +104,7 @@ def test_region_deregistered_between_two_packets(opcode: WROpcode) -> None:
     assert isinstance(memory, CoreRegion)
     ends[0].post_send(SendWork(2, opcode, (memoryview(bytearray(b"x" * 2000)),), remote_addr=BASE, rkey=RKEY))
     exchange(ends, 3)
-    assert ends[1].usual
+    assert ends[1].core_owns_queues
     memory.remove()
     assert not is_held(memory.bytes)
     before = bytes(memory.bytes)
@@ -199,8 +199,8 @@ def test_queues_are_not_passed_for_every_odd_packet() -> None:
     for number in range(600):
         ends[1].post_recv(RecvWork(number, (memoryview(bytearray(8)),)))
         ends[0].post_send(SendWork(number, WROpcode.SEND_WITH_IMM, (memoryview(b"12345678"),), imm=number))
-        before = ends[1].usual
+        before = ends[1].core_owns_queues
         exchange(ends)
-        passed += before is not ends[1].usual
+        passed += before is not ends[1].core_owns_queues
         assert [wc.status.name for end in ends for wc in end.completions()] == ["SUCCESS", "SUCCESS"]
     assert passed < 20

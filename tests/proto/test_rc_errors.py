@@ -217,7 +217,7 @@ def test_buffer_released_during_a_transfer_fails_the_request(
     pair = Pair()
     for end in pair.ends:  # with the compiled core, a buffer cannot be released while it is in use
         end.may_use_core = False
-        if end.usual:
+        if end.core_owns_queues:
             handover.end(end)
     local, inbox = view(bytes(3000)), view(bytes(3000))
     if theirs:

@@ -323,7 +323,8 @@ class SoftQP(WorkQueues["QPEngine"]):
     def _join_core(self, core_wire: CoreWire, engine: QPEngine) -> None:
         """Let the compiled core do SENDs, WRITEs and READs, from its sockets to the completion queues."""
         route, source, wire = self._route, self._source, self._mux.wire
-        if not getattr(engine, "usual", False) or self.state is not _RTS or source is None or not core_wire.is_enabled:
+        has_queues = getattr(engine, "core_owns_queues", False)
+        if not has_queues or self.state is not _RTS or source is None or not core_wire.is_enabled:
             return
         assert isinstance(wire, UdpWire)
         assert isinstance(route, UdpRoute)

@@ -109,13 +109,13 @@ class RcEngine(RcState):
         self.min_rnr_timer = code
 
     def set_max_dest_rd_atomic(self, count: int) -> None:
-        if self.usual:
+        if self.core_owns_queues:
             handover.end(self)
         self.max_dest_rd_atomic = count
         self.resources = deque(self.resources, maxlen=count)
 
     def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
-        if self.usual:
+        if self.core_owns_queues:
             handover.end(self)
         self._take_send_attributes(attributes)
         requester.start_timer(self, now)
@@ -132,7 +132,7 @@ class RcEngine(RcState):
         kind = REQUEST_TYPES[work.opcode]
         if kind is UNSUPPORTED:
             raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
-        if self.usual:
+        if self.core_owns_queues:
             if self.core_post_send(work):
                 return
             handover.end(self)
@@ -144,7 +144,7 @@ class RcEngine(RcState):
             self.pending_sends.append(work)
 
     def post_recv(self, work: RecvWork) -> None:
-        if self.usual:
+        if self.core_owns_queues:
             if self.core_post_recv(work):
                 return
             handover.end(self)
@@ -154,12 +154,12 @@ class RcEngine(RcState):
             self.recv_queue.append(work)
 
     def posted_receives(self) -> Iterable[RecvWork]:
-        if self.usual:
+        if self.core_owns_queues:
             handover.end(self)
         return self.recv_queue
 
     def pause(self) -> None:
-        if self.usual:
+        if self.core_owns_queues:
             handover.end(self)
         self.paused = True
 
@@ -168,12 +168,12 @@ class RcEngine(RcState):
 
     @property
     def drained(self) -> bool:
-        if self.usual:
+        if self.core_owns_queues:
             handover.end(self)
         return not self.outstanding
 
     def flush(self) -> None:
-        if self.usual:
+        if self.core_owns_queues:
             handover.end(self)
         if not self.failed:
             self.responses.clear()
@@ -187,7 +187,7 @@ class RcEngine(RcState):
         return found
 
     def timer(self, now: float) -> None:
-        if self.usual:
+        if self.core_owns_queues:
             if self.core_timer(now):
                 handover.take_counts(self)
                 return
@@ -211,7 +211,7 @@ class RcEngine(RcState):
 
     @property
     def to_send(self) -> int:
-        if self.usual:
+        if self.core_owns_queues:
             return self.core_to_send()
         if self.responses:
             return PACKETS
@@ -223,7 +223,7 @@ class RcEngine(RcState):
 
     def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
         """See :meth:`QPEngine.datagrams`. Responses go first, but an ACK without others before it goes last."""
-        if self.usual:
+        if self.core_owns_queues:
             built = self.core_build(now, limit, train)
             if built is not None:
                 if self.has_counts:
@@ -254,7 +254,7 @@ class RcEngine(RcState):
 
     def received(self, data: memoryview, segment: int, now: float) -> int:
         """See :meth:`QPEngine.received`. Packets are from their BTH to the end of their ICRC."""
-        if self.usual:
+        if self.core_owns_queues:
             taken = self.core_take(data, segment, now, self.completed)
             if self.has_counts:
                 handover.take_counts(self)

@@ -1,7 +1,7 @@
 """The queues of a connection pass between the compiled core and the engine in Python (docs/core.md).
 
-Exactly one of them has the queues: the core while ``usual``, else the deques of :class:`RcState`. All other fields live
-in one object that both use.
+Exactly one of them has the queues: the core while ``core_owns_queues``, else the deques of :class:`RcState`. All other
+fields live in one object that both use.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class RcState(_Fields):
 
     #: Whether the core has the queues: ``outstanding``, ``pending_sends``, ``recv_queue``, ``current_recv`` and
     #: ``responses`` are empty then (:mod:`~rdmacm.proto.roce.rc.handover`).
-    usual: bool = False
+    core_owns_queues: bool = False
     #: Whether it may have them.
     may_use_core: bool = compiled is not None
     #: Calls that receive packets before it is tried again, and how many there will be after the next time.
