@@ -320,8 +320,7 @@ class SoftDevice:
         srq: SRQBackend | None,
         send_ops: SendOpsFlag | None = None,  # noqa: ARG002 (a queue pair has all operations of its type)
     ) -> SoftQP | SoftUdQP:
-        """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
-        self.capabilities.require(Feature.of_type(qp_type), "create_qp", self.name)
+        """Make a queue pair, of a type that has one; ENOMEM when there are too many."""
         kind = _QUEUE_PAIRS.get(qp_type)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
