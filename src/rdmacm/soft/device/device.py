@@ -320,7 +320,7 @@ class SoftDevice:
         srq: SRQBackend | None,
         send_ops: SendOpsFlag | None = None,  # noqa: ARG002 (a queue pair has all operations of its type)
     ) -> SoftQP | SoftUdQP:
-        """Make a queue pair, of a type that has one; ENOMEM when there are too many."""
+        """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
         kind = _QUEUE_PAIRS.get(qp_type)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
@@ -332,6 +332,7 @@ class SoftDevice:
                 return SoftXrcRecvQP(self._parts, pd, cap)
             assert isinstance(send_cq, SoftCQ)
             if kind is None:
+                self.capabilities.require(Feature.of_type(qp_type), "create_qp", self.name)
                 return SoftXrcSendQP(self._parts, pd, cap, sq_sig_all, send_cq)
             assert isinstance(recv_cq, SoftCQ)
             return kind(self._parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
