@@ -144,6 +144,9 @@ def annotations_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator
 
 
 def names_in(annotation: ast.expr) -> Iterator[str]:
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        annotation = annotation.slice.elts[0]  # laid_out() takes the place on the wire away
     for node in ast.walk(annotation):
         if isinstance(node, ast.Name):
             yield node.id

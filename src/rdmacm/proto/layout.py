@@ -4,8 +4,8 @@ A CM message has up to forty fields, many of them a few bits wide and some of th
 lists each field once, by offset and width. Packing and unpacking are both generated from that list, so they cannot
 disagree. A dataclass may say where its fields are in their annotations (:func:`laid_out`)::
 
-    @laid_out(8)
     @dataclass(slots=True)
+    @laid_out(8)
     class Ids(Packed):
         local_comm_id: Annotated[int, bits(0, 32)]
         remote_comm_id: Annotated[int, bits(4, 32)]
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 from rdmacm.address import Gid
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["Bits", "Bytes", "Layout", "Packed", "bits", "gid", "laid_out", "rest", "whole"]
+__all__ = ["Bits", "Bytes", "Layout", "Packed", "bits", "laid_out", "rest", "whole"]
 
 
 class Bits(NamedTuple):
@@ -51,11 +51,6 @@ class Bytes(NamedTuple):
 
 
 Field: TypeAlias = Bits | Bytes
-
-
-def gid(name: str, offset: int) -> Bytes:
-    """A GID field, 16 bytes."""
-    return Bytes(name, offset, 16, Gid)
 
 
 def bits(offset: int, width: int, *, before: int = 0) -> Bits:
@@ -119,16 +114,17 @@ T = TypeVar("T", bound=Packed)
 
 
 def laid_out(size: int) -> Callable[[type[T]], type[T]]:
-    """Decorate a dataclass of ``size`` bytes on the wire, whose annotations say where its fields are.
+    """Decorate what becomes a dataclass of ``size`` bytes on the wire, whose annotations say where its fields are.
 
-    The module that defines it may not have annotations as strings.
+    They are the types alone afterwards. The module that defines it may not have annotations as strings.
     """
 
     def decorate(kind: type[T]) -> type[T]:
+        hints = kind.__annotations__
+        placed = {name: hint for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+        hints.update((name, hint.__origin__) for name, hint in placed.items())
         fields = [
-            _placed(place, name, annotation.__origin__, size)
-            for name, annotation in kind.__annotations__.items()
-            for place in getattr(annotation, "__metadata__", ())
+            _placed(place, name, hints[name], size) for name, hint in placed.items() for place in hint.__metadata__
         ]
         kind._LAYOUT = Layout(size, fields)
         for field in fields:

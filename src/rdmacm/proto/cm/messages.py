@@ -52,8 +52,8 @@ CLASS_VERSION = 2
 # Messages are not frozen, because that makes construction four times slower. Only the sender changes a message.
 
 
-@laid_out(44)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(44)
 class Path(Packed):
     """The primary or alternate path in a REQ, 44 bytes (InfiniBand Architecture 12.6.5). All zero: no path.
 
@@ -94,8 +94,8 @@ def _alternate(data: bytes) -> Path:
     return NO_PATH if data == _NO_PATH_BYTES else Path.unpack(data)
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class REQ(Packed):
     """Request for communication (InfiniBand Architecture 12.6.5).
 
@@ -142,8 +142,8 @@ class REQ(Packed):
         return kind, self.extended_transport_type if kind == TransportServiceType.EXTENDED else 0
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class MRA(Packed):
     """Message receipt acknowledgment: the answer will take longer (InfiniBand Architecture 12.6.6)."""
 
@@ -156,8 +156,8 @@ class MRA(Packed):
     private_data: Annotated[bytes, rest(10)] = b""
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class REJ(Packed):
     """Reject (InfiniBand Architecture 12.6.7). ``ari`` is the additional reject information of ``reason``."""
 
@@ -174,8 +174,8 @@ class REJ(Packed):
     private_data: Annotated[bytes, rest(84)] = b""
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class REP(Packed):
     """Reply to a REQ (InfiniBand Architecture 12.6.8). ``target_ack_delay`` is an exponent, the CA ACK delay."""
 
@@ -200,8 +200,8 @@ class REP(Packed):
     attr_mod: int = 0
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class RTU(Packed):
     """Ready to use (InfiniBand Architecture 12.6.9)."""
 
@@ -212,8 +212,8 @@ class RTU(Packed):
     private_data: Annotated[bytes, rest(8)] = b""
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class DREQ(Packed):
     """Request to disconnect (InfiniBand Architecture 12.6.10)."""
 
@@ -225,8 +225,8 @@ class DREQ(Packed):
     private_data: Annotated[bytes, rest(12)] = b""
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class DREP(Packed):
     """Reply to a DREQ (InfiniBand Architecture 12.6.11)."""
 
@@ -237,8 +237,8 @@ class DREP(Packed):
     private_data: Annotated[bytes, rest(8)] = b""
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class SIDR_REQ(Packed):
     """Request to resolve a service id to a datagram queue pair (InfiniBand Architecture 12.11.1)."""
 
@@ -250,8 +250,8 @@ class SIDR_REQ(Packed):
     private_data: Annotated[bytes, rest(16)] = b""
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class SIDR_REP(Packed):
     """Reply to a SIDR_REQ (InfiniBand Architecture 12.11.2)."""
 
@@ -269,8 +269,8 @@ class SIDR_REP(Packed):
     attr_mod: int = 0
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class LAP(Packed):
     """Load alternate path (InfiniBand Architecture 12.8.1)."""
 
@@ -308,8 +308,8 @@ _LAP_PREFIX = "alternate_"
 _LAP_PATH = tuple(field.name for field in fields(LAP) if field.name.startswith(_LAP_PREFIX))
 
 
-@laid_out(DATA_SIZE)
 @dataclass(slots=True, unsafe_hash=True)
+@laid_out(DATA_SIZE)
 class APR(Packed):
     """Alternate path response, the answer to a LAP (InfiniBand Architecture 12.8.2).
 

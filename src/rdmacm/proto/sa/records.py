@@ -3,20 +3,18 @@
 rdma_resolve_route(3) produces path records, and ``ai_route`` of rdma_getaddrinfo(3) carries them.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.constants import PathFlag
+from rdmacm.proto.layout import Packed, bits, laid_out, whole
 from rdmacm.proto.sa.attributes import Attribute, Selector
-from rdmacm.proto.wire import WireError
+from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["PATH_FLAGS", "PathData", "PathRecord"]
+__all__ = ["PATH_FLAGS", "PathData", "PathRecord", "Record", "unpadded"]
 
-_RECORD = struct.Struct("!Q16s16sHHIBBHHBBBB6x")
 _FLAGS = struct.Struct("=II")
 
 #: The flags a path must have for rdma_set_option(3), RDMA_OPTION_IB_PATH.
@@ -32,8 +30,33 @@ RATE_GBPS = {
 _EXACTLY = int(Selector.EXACTLY)
 
 
+def unpadded(data: Buffer, size: int, kind: str) -> Buffer:
+    """The record without its padding to a multiple of 8 bytes in a table."""
+    if not size <= len(data) <= -(-size // 8) * 8:
+        raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
+    return data[:size]
+
+
+class Record(Packed):
+    """A record of the subnet administrator."""
+
+    __slots__ = ()
+
+    SIZE: ClassVar[int]
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Self:
+        """The record in these bytes, with or without its padding in a table; WireError for another length."""
+        return cls(**cls._LAYOUT.unpack(unpadded(data, cls.SIZE, cls.__name__)))
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, slots=True)
-class PathRecord:
+@laid_out(64)
+class PathRecord(Record):
     """A path record, 64 bytes (InfiniBand Architecture 15.2.5.16; ``struct ibv_path_record``).
 
     ``sgid`` and ``dgid`` are the GIDs of both ends, ``slid`` and ``dlid`` their LIDs, 0 on RoCE. ``mtu`` is a code,
@@ -50,28 +73,28 @@ class PathRecord:
     #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.PATH_RECORD
     #: The length in bytes.
-    SIZE: ClassVar = _RECORD.size
+    SIZE: ClassVar = 64
 
-    dgid: Gid
-    sgid: Gid
-    service_id: int = 0
-    dlid: int = 0
-    slid: int = 0
-    flow_label: int = 0
-    hop_limit: int = 0
-    traffic_class: int = 0
-    reversible: bool = True
-    numb_path: int = 1
-    pkey: int = DEFAULT_PKEY
-    qos_class: int = 0
-    sl: int = 0
-    mtu_selector: int = _EXACTLY
-    mtu: int = 0
-    rate_selector: int = _EXACTLY
-    rate: int = 0
-    packet_life_time_selector: int = _EXACTLY
-    packet_life_time: int = 0
-    preference: int = 0
+    dgid: Annotated[Gid, whole(8, 16)]
+    sgid: Annotated[Gid, whole(24, 16)]
+    service_id: Annotated[int, bits(0, 64)] = 0
+    dlid: Annotated[int, bits(40, 16)] = 0
+    slid: Annotated[int, bits(42, 16)] = 0
+    flow_label: Annotated[int, bits(44, 20, before=4)] = 0
+    hop_limit: Annotated[int, bits(47, 8)] = 0
+    traffic_class: Annotated[int, bits(48, 8)] = 0
+    reversible: Annotated[bool, bits(49, 1)] = True
+    numb_path: Annotated[int, bits(49, 7, before=1)] = 1
+    pkey: Annotated[int, bits(50, 16)] = DEFAULT_PKEY
+    qos_class: Annotated[int, bits(52, 12)] = 0
+    sl: Annotated[int, bits(53, 4, before=4)] = 0
+    mtu_selector: Annotated[int, bits(54, 2)] = _EXACTLY
+    mtu: Annotated[int, bits(54, 6, before=2)] = 0
+    rate_selector: Annotated[int, bits(55, 2)] = _EXACTLY
+    rate: Annotated[int, bits(55, 6, before=2)] = 0
+    packet_life_time_selector: Annotated[int, bits(56, 2)] = _EXACTLY
+    packet_life_time: Annotated[int, bits(56, 6, before=2)] = 0
+    preference: Annotated[int, bits(57, 8)] = 0
 
     @property
     def mtu_bytes(self) -> int:
@@ -106,60 +129,6 @@ class PathRecord:
         """:attr:`packet_life_time_selector` in bits 7 and 6, :attr:`packet_life_time` below."""
         return self.packet_life_time_selector << 6 | self.packet_life_time
 
-    def pack(self) -> bytes:
-        """The 64 bytes on the wire."""
-        return _RECORD.pack(
-            self.service_id,
-            self.dgid,
-            self.sgid,
-            self.dlid,
-            self.slid,
-            self.flowlabel_hoplimit,
-            self.tclass,
-            self.reversible_numpath,
-            self.pkey,
-            self.qosclass_sl,
-            self.mtu_selector << 6 | self.mtu,
-            self.rate_selector << 6 | self.rate,
-            self.packetlifetime,
-            self.preference,
-        )
-
-    @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> PathRecord:
-        """The record in 64 bytes; WireError for another length."""
-        if len(data) != _RECORD.size:
-            raise WireError(f"a path record has {_RECORD.size} bytes, not {len(data)}")
-        sid, dgid, sgid, dlid, slid, flow_hop, tclass, rev, pkey, qos, mtu, rate, life, preference = _RECORD.unpack(
-            data
-        )
-        return cls(
-            dgid=Gid(dgid),
-            sgid=Gid(sgid),
-            service_id=sid,
-            dlid=dlid,
-            slid=slid,
-            flow_label=flow_hop >> 8 & 0xFFFFF,
-            hop_limit=flow_hop & 0xFF,
-            traffic_class=tclass,
-            reversible=bool(rev & 0x80),
-            numb_path=rev & 0x7F,
-            pkey=pkey,
-            qos_class=qos >> 4,
-            sl=qos & 0xF,
-            mtu_selector=mtu >> 6,
-            mtu=mtu & 0x3F,
-            rate_selector=rate >> 6,
-            rate=rate & 0x3F,
-            packet_life_time_selector=life >> 6,
-            packet_life_time=life & 0x3F,
-            preference=preference,
-        )
-
-    def replace(self, **changes: object) -> PathRecord:
-        """A copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True, slots=True)
 class PathData:
@@ -169,7 +138,7 @@ class PathData:
     """
 
     #: The length in bytes.
-    SIZE: ClassVar = _FLAGS.size + _RECORD.size
+    SIZE: ClassVar = _FLAGS.size + PathRecord.SIZE
 
     path: PathRecord
     flags: PathFlag = PATH_FLAGS
@@ -179,7 +148,7 @@ class PathData:
         return _FLAGS.pack(self.flags, 0) + self.path.pack()
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> PathData:
+    def unpack(cls, data: Buffer) -> Self:
         """The structure in 72 bytes; WireError for another length."""
         if len(data) != cls.SIZE:
             raise WireError(f"path data has {cls.SIZE} bytes, not {len(data)}")

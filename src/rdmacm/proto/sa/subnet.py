@@ -3,17 +3,16 @@
 Fields are integers in host order, except for GIDs, keys and names. Unknown values are kept.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid
-from rdmacm.proto.layout import Bits, Bytes, Layout, Packed, gid
+from rdmacm.proto.layout import bits, laid_out, whole
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.wire import Buffer, WireError
+from rdmacm.proto.sa.records import Record, unpadded
+from rdmacm.proto.wire import Buffer
 
 __all__ = [
     "LEASE_FOREVER",
@@ -50,13 +49,6 @@ class JoinState(IntFlag):
     NON_MEMBER = 2
     SEND_ONLY_NON_MEMBER = 4
     SEND_ONLY_FULL_MEMBER = 8
-
-
-def _unpadded(data: Buffer, size: int, kind: str) -> Buffer:
-    """The record without its padding to a multiple of 8 bytes in a table."""
-    if not size <= len(data) <= -(-size // 8) * 8:
-        raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
-    return data[:size]
 
 
 def service_number(text: str) -> int | None:
@@ -145,9 +137,9 @@ class ServiceRecord:
             raise ValueError(f"a field of the service record does not fit: {problem}") from None
 
     @classmethod
-    def unpack(cls, data: Buffer) -> ServiceRecord:
+    def unpack(cls, data: Buffer) -> Self:
         """The record in 176 bytes; WireError for another length."""
-        data = _unpadded(data, cls.SIZE, cls.__name__)
+        data = unpadded(data, cls.SIZE, cls.__name__)
         service_id, address, pkey, lease, key, name, data8, *rest = _SERVICE.unpack(data)
         return cls(
             service_id,
@@ -167,25 +159,9 @@ class ServiceRecord:
         return replace(self, **changes)
 
 
-class _Record(Packed):
-    """A record with a layout."""
-
-    __slots__ = ()
-
-    SIZE: ClassVar[int]
-
-    @classmethod
-    def unpack(cls, data: Buffer) -> Self:
-        """The record in these bytes, with or without its padding in a table; WireError for another length."""
-        return cls(**cls._LAYOUT.unpack(_unpadded(data, cls.SIZE, cls.__name__)))
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[type-var]
-
-
 @dataclass(frozen=True, slots=True)
-class MCMemberRecord(_Record):
+@laid_out(52)
+class MCMemberRecord(Record):
     """A multicast group, or a port's membership in one: 52 bytes, 56 in a table (InfiniBand Architecture 15.2.5.17).
 
     ``mgid`` is the GID of the group, ``port_gid`` that of the member, the zero GID in the record of a group. ``q_key``
@@ -200,53 +176,30 @@ class MCMemberRecord(_Record):
     ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
     #: The length in bytes.
     SIZE: ClassVar = 52
-    #: Where each field is.
-    _LAYOUT: ClassVar = Layout(
-        52,
-        [
-            gid("mgid", 0),
-            gid("port_gid", 16),
-            Bits("q_key", 32, 0, 32),
-            Bits("mlid", 36, 0, 16),
-            Bits("mtu_selector", 38, 0, 2),
-            Bits("mtu", 38, 2, 6),
-            Bits("traffic_class", 39, 0, 8),
-            Bits("pkey", 40, 0, 16),
-            Bits("rate_selector", 42, 0, 2),
-            Bits("rate", 42, 2, 6),
-            Bits("packet_life_time_selector", 43, 0, 2),
-            Bits("packet_life_time", 43, 2, 6),
-            Bits("sl", 44, 0, 4),
-            Bits("flow_label", 44, 4, 20),
-            Bits("hop_limit", 47, 0, 8),
-            Bits("scope", 48, 0, 4),
-            Bits("join_state", 48, 4, 4),
-            Bits("proxy_join", 49, 0, 1, True),
-        ],
-    )
 
-    mgid: Gid = Gid()  # noqa: RUF009 (immutable)
-    port_gid: Gid = Gid()  # noqa: RUF009 (immutable)
-    q_key: int = 0
-    mlid: int = 0
-    mtu_selector: int = 0
-    mtu: int = 0
-    traffic_class: int = 0
-    pkey: int = 0
-    rate_selector: int = 0
-    rate: int = 0
-    packet_life_time_selector: int = 0
-    packet_life_time: int = 0
-    sl: int = 0
-    flow_label: int = 0
-    hop_limit: int = 0
-    scope: int = 0
-    join_state: int = 0
-    proxy_join: bool = False
+    mgid: Annotated[Gid, whole(0, 16)] = Gid()  # noqa: RUF009 (immutable)
+    port_gid: Annotated[Gid, whole(16, 16)] = Gid()  # noqa: RUF009 (immutable)
+    q_key: Annotated[int, bits(32, 32)] = 0
+    mlid: Annotated[int, bits(36, 16)] = 0
+    mtu_selector: Annotated[int, bits(38, 2)] = 0
+    mtu: Annotated[int, bits(38, 6, before=2)] = 0
+    traffic_class: Annotated[int, bits(39, 8)] = 0
+    pkey: Annotated[int, bits(40, 16)] = 0
+    rate_selector: Annotated[int, bits(42, 2)] = 0
+    rate: Annotated[int, bits(42, 6, before=2)] = 0
+    packet_life_time_selector: Annotated[int, bits(43, 2)] = 0
+    packet_life_time: Annotated[int, bits(43, 6, before=2)] = 0
+    sl: Annotated[int, bits(44, 4)] = 0
+    flow_label: Annotated[int, bits(44, 20, before=4)] = 0
+    hop_limit: Annotated[int, bits(47, 8)] = 0
+    scope: Annotated[int, bits(48, 4)] = 0
+    join_state: Annotated[int, bits(48, 4, before=4)] = 0
+    proxy_join: Annotated[bool, bits(49, 1)] = False
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord(_Record):
+@laid_out(108)
+class NodeRecord(Record):
     """A port and its node: 108 bytes, 112 in a table (InfiniBand Architecture 15.2.5.2).
 
     ``lid`` is the port's LID, ``port_guid`` its GUID, ``local_port_num`` its number. ``node_type`` is 1 for a channel
@@ -261,40 +214,21 @@ class NodeRecord(_Record):
     ATTRIBUTE: ClassVar = Attribute.NODE_RECORD
     #: The length in bytes.
     SIZE: ClassVar = 108
-    _LAYOUT: ClassVar = Layout(
-        108,
-        [
-            Bits("lid", 0, 0, 16),
-            Bits("base_version", 4, 0, 8),
-            Bits("class_version", 5, 0, 8),
-            Bits("node_type", 6, 0, 8),
-            Bits("num_ports", 7, 0, 8),
-            Bits("system_image_guid", 8, 0, 64),
-            Bits("node_guid", 16, 0, 64),
-            Bits("port_guid", 24, 0, 64),
-            Bits("partition_cap", 32, 0, 16),
-            Bits("device_id", 34, 0, 16),
-            Bits("revision", 36, 0, 32),
-            Bits("local_port_num", 40, 0, 8),
-            Bits("vendor_id", 41, 0, 24),
-            Bytes("node_description", 44, _NAME_SIZE, bytes, True),
-        ],
-    )
 
-    lid: int = 0
-    base_version: int = 1
-    class_version: int = 1
-    node_type: int = NodeInfoType.CHANNEL_ADAPTER
-    num_ports: int = 1
-    system_image_guid: int = 0
-    node_guid: int = 0
-    port_guid: int = 0
-    partition_cap: int = 0
-    device_id: int = 0
-    revision: int = 0
-    local_port_num: int = 1
-    vendor_id: int = 0
-    node_description: bytes = b""
+    lid: Annotated[int, bits(0, 16)] = 0
+    base_version: Annotated[int, bits(4, 8)] = 1
+    class_version: Annotated[int, bits(5, 8)] = 1
+    node_type: Annotated[int, bits(6, 8)] = NodeInfoType.CHANNEL_ADAPTER
+    num_ports: Annotated[int, bits(7, 8)] = 1
+    system_image_guid: Annotated[int, bits(8, 64)] = 0
+    node_guid: Annotated[int, bits(16, 64)] = 0
+    port_guid: Annotated[int, bits(24, 64)] = 0
+    partition_cap: Annotated[int, bits(32, 16)] = 0
+    device_id: Annotated[int, bits(34, 16)] = 0
+    revision: Annotated[int, bits(36, 32)] = 0
+    local_port_num: Annotated[int, bits(40, 8)] = 1
+    vendor_id: Annotated[int, bits(41, 24)] = 0
+    node_description: Annotated[bytes, whole(44, _NAME_SIZE, pads=True)] = b""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "node_description", _name(self.node_description))
@@ -306,7 +240,8 @@ class NodeRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ClassPortInfo(_Record):
+@laid_out(72)
+class ClassPortInfo(Record):
     """The capabilities of the manager of a class, and where it redirects to (InfiniBand Architecture 13.4.8.1).
 
     72 bytes. ``base_version`` and ``class_version`` are those of its management datagrams. ``resp_time_value`` is an
@@ -321,53 +256,26 @@ class ClassPortInfo(_Record):
     ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO
     #: The length in bytes.
     SIZE: ClassVar = 72
-    _LAYOUT: ClassVar = Layout(
-        72,
-        [
-            Bits("base_version", 0, 0, 8),
-            Bits("class_version", 1, 0, 8),
-            Bits("capability_mask", 2, 0, 16),
-            Bits("capability_mask2", 4, 0, 27),
-            Bits("resp_time_value", 7, 3, 5),
-            gid("redirect_gid", 8),
-            Bits("redirect_tc", 24, 0, 8),
-            Bits("redirect_sl", 25, 0, 4),
-            Bits("redirect_fl", 25, 4, 20),
-            Bits("redirect_lid", 28, 0, 16),
-            Bits("redirect_pkey", 30, 0, 16),
-            Bits("redirect_qp", 33, 0, 24),
-            Bits("redirect_q_key", 36, 0, 32),
-            gid("trap_gid", 40),
-            Bits("trap_tc", 56, 0, 8),
-            Bits("trap_sl", 57, 0, 4),
-            Bits("trap_fl", 57, 4, 20),
-            Bits("trap_lid", 60, 0, 16),
-            Bits("trap_pkey", 62, 0, 16),
-            Bits("trap_hl", 64, 0, 8),
-            Bits("trap_qp", 65, 0, 24),
-            Bits("trap_q_key", 68, 0, 32),
-        ],
-    )
 
-    base_version: int = 1
-    class_version: int = 2
-    capability_mask: int = 0
-    capability_mask2: int = 0
-    resp_time_value: int = 0
-    redirect_gid: Gid = Gid()  # noqa: RUF009 (immutable)
-    redirect_tc: int = 0
-    redirect_sl: int = 0
-    redirect_fl: int = 0
-    redirect_lid: int = 0
-    redirect_pkey: int = 0
-    redirect_qp: int = 0
-    redirect_q_key: int = 0
-    trap_gid: Gid = Gid()  # noqa: RUF009 (immutable)
-    trap_tc: int = 0
-    trap_sl: int = 0
-    trap_fl: int = 0
-    trap_lid: int = 0
-    trap_pkey: int = 0
-    trap_hl: int = 0
-    trap_qp: int = 0
-    trap_q_key: int = 0
+    base_version: Annotated[int, bits(0, 8)] = 1
+    class_version: Annotated[int, bits(1, 8)] = 2
+    capability_mask: Annotated[int, bits(2, 16)] = 0
+    capability_mask2: Annotated[int, bits(4, 27)] = 0
+    resp_time_value: Annotated[int, bits(7, 5, before=3)] = 0
+    redirect_gid: Annotated[Gid, whole(8, 16)] = Gid()  # noqa: RUF009 (immutable)
+    redirect_tc: Annotated[int, bits(24, 8)] = 0
+    redirect_sl: Annotated[int, bits(25, 4)] = 0
+    redirect_fl: Annotated[int, bits(25, 20, before=4)] = 0
+    redirect_lid: Annotated[int, bits(28, 16)] = 0
+    redirect_pkey: Annotated[int, bits(30, 16)] = 0
+    redirect_qp: Annotated[int, bits(33, 24)] = 0
+    redirect_q_key: Annotated[int, bits(36, 32)] = 0
+    trap_gid: Annotated[Gid, whole(40, 16)] = Gid()  # noqa: RUF009 (immutable)
+    trap_tc: Annotated[int, bits(56, 8)] = 0
+    trap_sl: Annotated[int, bits(57, 4)] = 0
+    trap_fl: Annotated[int, bits(57, 20, before=4)] = 0
+    trap_lid: Annotated[int, bits(60, 16)] = 0
+    trap_pkey: Annotated[int, bits(62, 16)] = 0
+    trap_hl: Annotated[int, bits(64, 8)] = 0
+    trap_qp: Annotated[int, bits(65, 24)] = 0
+    trap_q_key: Annotated[int, bits(68, 32)] = 0
