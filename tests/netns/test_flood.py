@@ -33,6 +33,7 @@ def flood(kind: str, sources: str) -> dict[str, Any]:
 
 @needs_netns
 @pytest.mark.slow
+@pytest.mark.wallclock
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "sources"), [("req", "one"), ("req", "many"), ("all", "many")])
 def test_established_traffic_and_newcomers_in_a_flood(kind: str, sources: str) -> None:
