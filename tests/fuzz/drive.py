@@ -23,7 +23,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(_TESTS))
 
 from fuzz.harness import CORPUS, Target, load_targets, stored_inputs  # noqa: E402
+from support.clock import Stopwatch  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -134,16 +134,16 @@ def load_instrumented() -> dict[str, Target]:
 def run_all(targets: Iterable[Target], driver: str, seconds: float, jobs: int, directory: Path) -> Iterable[Outcome]:
     """Fuzz each target for ``seconds`` in a child of this process, ``jobs`` at a time."""
     waiting = list(targets)
-    running: dict[int, tuple[Outcome, float]] = {}
+    running: dict[int, tuple[Outcome, Stopwatch]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             target = waiting.pop(0)
             where = directory / target.name
             where.mkdir(parents=True, exist_ok=True)
-            running[_start(target, driver, seconds, where)] = Outcome(target.name, where), time.monotonic()
+            running[_start(target, driver, seconds, where)] = Outcome(target.name, where), Stopwatch()
         child, status = os.waitpid(-1, 0)
-        outcome, began = running.pop(child)
-        outcome.seconds = time.monotonic() - began
+        outcome, watch = running.pop(child)
+        outcome.seconds = watch.seconds
         _read_log(outcome, os.waitstatus_to_exitcode(status))
         yield outcome
 
@@ -210,7 +210,7 @@ def _with_hypothesis(target: Target, seconds: float, directory: Path) -> int:
     import hypothesis
     from hypothesis import strategies as st
 
-    end = time.monotonic() + seconds
+    watch = Stopwatch()
     beginning = _beginning(target) or [b""]
     position = st.integers(0, max(map(len, beginning)))
     edits = st.lists(st.tuples(position, st.integers(0, 255)), max_size=6)
@@ -223,12 +223,12 @@ def _with_hypothesis(target: Target, seconds: float, directory: Path) -> int:
     )
     def fuzz(data: bytes) -> None:
         nonlocal executed, last
-        if time.monotonic() > end:
+        if watch.seconds > seconds:
             return
         executed, last = executed + 1, data
-        before = time.monotonic()
+        one = Stopwatch()
         found = edges_of(target, data)
-        assert time.monotonic() - before < _SLOWEST
+        assert one.seconds < _SLOWEST
         if not found <= edges:
             (directory / "corpus" / str(executed)).write_bytes(data)
         edges.update(found)
@@ -238,7 +238,7 @@ def _with_hypothesis(target: Target, seconds: float, directory: Path) -> int:
     try:
         for data in beginning:
             edges |= edges_of(target, data)
-        while time.monotonic() < end:
+        while watch.seconds < seconds:
             fuzz()
     except Exception:
         traceback.print_exc()

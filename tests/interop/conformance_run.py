@@ -12,12 +12,12 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import traceback
 from contextlib import closing
 from typing import Any, NamedTuple
 
 from conformance import all_scenarios
+from support.clock import Stopwatch
 from support.scenario import Forker, Spawn, free_port, run_in_processes
 
 #: What the ends import, by provider.
@@ -66,7 +66,7 @@ def main(passive: str, active: str, *names: str) -> bool:
             if any(lacking):
                 print(f"skipped {name}: {'; '.join(', '.join(each) for each in lacking if each)}", flush=True)
                 continue
-            started = time.monotonic()
+            watch = Stopwatch()
             try:
                 run(name)
             except Exception:
@@ -75,7 +75,7 @@ def main(passive: str, active: str, *names: str) -> bool:
             else:
                 print(f"ok {name}", flush=True)
             if os.environ.get("RDMACM_TIMES"):
-                print(f"   {time.monotonic() - started:.2f} s")
+                print(f"   {watch.seconds:.2f} s")
     return good
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 from rdmacm import CmEventType, CmId, EventChannel
+from support.clock import eventually
 
 PORT = 7490
 GO = "/tmp/go"
@@ -30,8 +30,7 @@ def serve(address: str) -> None:
         passive.accept()
         with channel.get_event() as event:
             assert event.type is CmEventType.ESTABLISHED, event
-        while not os.path.exists(GO):
-            time.sleep(0.01)
+        eventually(lambda: os.path.exists(GO), GO)
         passive.disconnect()
         with channel.get_event() as event:
             assert event.type is CmEventType.DISCONNECTED, event

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import subprocess
-import time
 from collections.abc import Awaitable
 
 from rdmacm import CmId, aio, connect, devices, listen
 from rdmacm.address import SockAddr
+from support.clock import eventually
 
 HERE = "10.0.0.1"
 PORT = 7520
@@ -81,12 +81,12 @@ async def every_wait_ends() -> None:
 
 def restore() -> None:
     subprocess.run(["rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "va"], check=True)
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:  # the GIDs come a moment later
-        rows = [row for device in devices("kernel") for port in device.ports for row in port.gids]
-        if len({len(row.gid.ip) for row in rows if not str(row.gid).startswith("fe80")}) == 2:
-            return
-        time.sleep(0.02)
+    eventually(has_gids, "the GIDs come a moment later")
+
+
+def has_gids() -> bool:
+    rows = [row for device in devices("kernel") for port in device.ports for row in port.gids]
+    return len({len(row.gid.ip) for row in rows if not str(row.gid).startswith("fe80")}) == 2
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ def until_disconnected(guest: Guest, script: str) -> Result:
 
     The client exits after it has sent the DREQ, so it does not send a lost one again, and the server waits for ever. If
     the ACK of the server's last message is lost too, the server finds that nobody answers.
+    Either is one of the test's chances: the script runs again, :data:`ATTEMPTS` times in all, and the test fails if the
+    last run has it too.
     """
     chances = ("the server does not end", "the peer no longer answers")
     return guest.run_again(script, chances, 300, naks=RNR | SEQUENCE)

@@ -9,14 +9,13 @@ from interop.scenario import Guest
 RDMACM = "python3 -m rdmacm"
 NO_LISTENER = "rejected: no listener (reason 8)"
 BY_CONSUMER = "rejected by the application (reason 28)"
-#: Prints the reason for which our client is rejected, and whether that took less than 10 s.
+#: Prints the reason for which our client is rejected. A wait that runs out is another exception.
 CLIENT = """
-import sys, time, rdmacm
-began = time.monotonic()
+import sys, rdmacm
 try:
     rdmacm.connect((sys.argv[1], 7471), timeout=30)
 except ConnectionRefusedError as error:
-    print(error.reason, time.monotonic() - began < 10)
+    print(error.reason)
 """
 #: Rejects the first request.
 SERVER = """
@@ -77,7 +76,7 @@ def test_our_clients_are_rejected_without_a_listener(guest: Guest, family: int) 
     )
     assert done.status == 1, done.output
     exception, *said = done.output.splitlines()
-    assert exception == "8 True"
+    assert exception == "8"
     expected = ["cmatose: event: RDMA_CM_EVENT_REJECTED, error: 8", "test complete", "return status 8"]
     assert said[2:5] == expected, done.output
     assert "nobody listens on that port [ECONNREFUSED]" in said[5]

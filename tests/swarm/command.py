@@ -21,12 +21,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from support.clock import Stopwatch
 from swarm.coverage import Cell, all_cells, record
 from swarm.script import Script, draw
 from swarm.shrink import shrink
@@ -133,7 +133,7 @@ def main() -> int:
         print(line)
         return int(" passed: " not in line)
 
-    begin = time.monotonic()
+    watch = Stopwatch()
     end = options.first + options.seeds
     blocks = [range(first, min(first + _BLOCK, end)) for first in range(options.first, end, _BLOCK)]
     totals = [0, 0, 0]
@@ -148,7 +148,7 @@ def main() -> int:
             visited |= found[4]
             if number % 50 == 0:
                 print(f"{number * _BLOCK} seeds, {totals[0]} connections, {len(failures)} failures", flush=True)
-    took = time.monotonic() - begin
+    took = watch.seconds
     for number, failure in enumerate(failures):
         _report(*failure, number < _MAX_SHRUNK)
     if not options.quiet:

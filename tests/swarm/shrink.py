@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from support.clock import Stopwatch
 from swarm.script import Script
 
 __all__ = ["shrink"]
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 def shrink(script: Script, fails: Callable[[Script], bool], seconds: float) -> Script:
     """The shortest script found within some seconds of real time that ``fails`` as well."""
-    until = time.monotonic() + seconds
+    watch = Stopwatch()
 
     def tried(candidate: Script) -> bool:
-        return time.monotonic() < until and fails(candidate)
+        return watch.seconds < seconds and fails(candidate)
 
     size = 0
-    while (length := len(str(script))) != size and time.monotonic() < until:
+    while (length := len(str(script))) != size and watch.seconds < seconds:
         size = length
         script = _fewer_steps(script, tried)
         script = _fewer_rules(script, tried)
