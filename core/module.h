@@ -132,9 +132,9 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv);
 /* The bytes of a datagram. This never runs the collector, which might run code that uses `out`. */
 PyObject *join_pieces(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram);
 
-/* Move completions out of an engine, before anything else can: `count` of them to memory that PyMem_Free() frees. NULL
+/* Move completions out of an engine, before anything else can: `moved` of them to memory that PyMem_Free() frees. NULL
  * if there are none. Without memory they stay. */
-struct rdmacm_completion *move_completions(struct rdmacm_completion *completions, size_t *count, size_t *moved);
+struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved);
 /* A completion of success, as Python has it. */
 PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
 /* The number that its request was posted with: a new reference. */

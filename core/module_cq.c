@@ -63,14 +63,14 @@ static bool find_places(PyTypeObject *type) {
 
 static void set(PyObject *wc, size_t field, PyObject *value) { ((PyObject **)wc)[wc_places[field]] = value; }
 
-struct rdmacm_completion *move_completions(struct rdmacm_completion *completions, size_t *count, size_t *moved) {
-    size_t size = *count * sizeof *completions;
+struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved) {
+    size_t size = completions->count * sizeof *completions->items;
     struct rdmacm_completion *copy = size ? PyMem_Malloc(size) : NULL;
     *moved = 0;
     if (copy) {
-        memcpy(copy, completions, size);
-        *moved = *count;
-        *count = 0;
+        memcpy(copy, completions->items, size);
+        *moved = completions->count;
+        completions->count = 0;
     }
     return copy;
 }

@@ -31,8 +31,8 @@ static int core_traverse(RcCore *self, visitproc visit, void *arg) {
         result = visit_pin(rdmacm_rc_send_at(rc, i)->pin, visit, arg);
     for (size_t i = 0; i < rc->recvs_count && !result; i++)
         result = visit_pin(rdmacm_rc_recv_at(rc, i)->pin, visit, arg);
-    for (size_t i = 0; i < rc->completions_count && !result; i++)
-        result = visit_pin(rc->completions[i].pin, visit, arg);
+    for (size_t i = 0; i < rc->completions.count && !result; i++)
+        result = visit_pin(rc->completions.items[i].pin, visit, arg);
     if (rc->current_recv.pin && !result)
         result = visit_pin(rc->current_recv.pin, visit, arg);
     return result;
@@ -52,8 +52,8 @@ static int core_clear(RcCore *self) {
     rc->outstanding_count = rc->send_index = 0;
     while (rc->recvs_count)
         drop_pin(rdmacm_rc_recv_at(rc, --rc->recvs_count)->pin);
-    while (rc->completions_count)
-        drop_pin(rc->completions[--rc->completions_count].pin);
+    while (rc->completions.count)
+        drop_pin(rc->completions.items[--rc->completions.count].pin);
     void *pin = rc->current_recv.pin;
     rc->current_recv = (struct rdmacm_recv){0};
     if (pin)
@@ -332,7 +332,7 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
     size_t taken = rdmacm_rc_take(&self->rc, data.buf, size, segment > 0 ? (size_t)segment : 0, now, &accepted, &first);
     struct rdmacm_rc *rc = &self->rc;
     size_t count;
-    struct rdmacm_completion *completions = move_completions(rc->completions, &rc->completions_count, &count);
+    struct rdmacm_completion *completions = move_completions(&rc->completions, &count);
     leave_shared(is_entered);
     PyBuffer_Release(&data);
     if (!append_all(self, completions, count, completed))

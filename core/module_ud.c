@@ -27,8 +27,8 @@ static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
         result = visit_pin(rdmacm_ud_send_at(ud, i)->pin, visit, arg);
     for (size_t i = 0; i < ud->recvs_count && !result; i++)
         result = visit_pin(rdmacm_ud_recv_at(ud, i)->pin, visit, arg);
-    for (size_t i = 0; i < ud->completions_count && !result; i++)
-        result = visit_pin(ud->completions[i].pin, visit, arg);
+    for (size_t i = 0; i < ud->completions.count && !result; i++)
+        result = visit_pin(ud->completions.items[i].pin, visit, arg);
     return result;
 }
 
@@ -42,8 +42,8 @@ static int ud_clear(UdCore *self) {
         drop_pin(rdmacm_ud_pop_send(ud).pin);
     while (ud->recvs_count)
         drop_pin(rdmacm_ud_pop_recv(ud).pin);
-    while (ud->completions_count)
-        drop_pin(ud->completions[--ud->completions_count].pin);
+    while (ud->completions.count)
+        drop_pin(ud->completions.items[--ud->completions.count].pin);
     return 0;
 }
 
@@ -238,7 +238,7 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
         bool is_entered = enter_shared(&self->is_shared);
         taken = rdmacm_ud_take(&self->ud, data.buf, size, segment > 0 ? (size_t)segment : 0, &from, &accepted,
                                &no_receive);
-        completions = move_completions(self->ud.completions, &self->ud.completions_count, &count);
+        completions = move_completions(&self->ud.completions, &count);
         leave_shared(is_entered);
     }
     PyBuffer_Release(&data);
@@ -294,7 +294,7 @@ static PyObject *ud_build(UdCore *self, PyObject *args) {
     }
     if (list && !self->is_shared) {
         struct rdmacm_completion *completions =
-            move_completions(self->ud.completions, &self->ud.completions_count, &count);
+            move_completions(&self->ud.completions, &count);
         if (!append_all(completions, count, self->ud.qp_num, completed))
             Py_CLEAR(list);
     }
