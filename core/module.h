@@ -259,6 +259,12 @@ bool intern_names(const struct name *names, size_t count);
 /* Replace an object by a new reference to another. */
 void set_object(PyObject **place, PyObject *object);
 void free_object(PyObject *self);
+/* Append an item, which is taken over, NULL with an exception. The list is gone with an exception. */
+void append(PyObject **list, PyObject *item);
+/* What a function returns that has taken a request, or has not. NULL with an exception that it has left. */
+PyObject *answer(bool is_done);
+/* A receive into the buffer of a pin. */
+struct rdmacm_recv recv_of(struct pin *pin);
 /* Make the base class of an engine and add it to the module: a new reference, NULL with an exception. Its __slots__
  * are its fields, so that a class above it does not make slots of its own for them. */
 PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,

@@ -255,12 +255,8 @@ static PyObject *wc_of(const struct rdmacm_entry *entry) {
 
 /* Append the completions of `count` entries to a list, which is gone with an exception. */
 static void append_all(PyObject **list, const struct rdmacm_entry *entries, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        PyObject *wc = wc_of(&entries[i]);
-        if (*list && (!wc || PyList_Append(*list, wc) < 0))
-            Py_CLEAR(*list);
-        Py_XDECREF(wc);
-    }
+    for (size_t i = 0; i < count; i++)
+        append(list, wc_of(&entries[i]));
 }
 
 /* The completions of `count` entries that were taken out, and the first ones of the queue after them, at most `most`. */
