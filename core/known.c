@@ -87,32 +87,33 @@ void rdmacm_wire_forget_all(struct rdmacm_wire *wire) {
 
 /* -- the checks ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the addresses that a datagram comes from and has arrived at are those of a peer; not the UDP port. */
-static bool is_between(const struct rdmacm_known *known, const struct rdmacm_received *from) {
-    size_t length = known->is_ipv6 ? 16 : 4;
-    if (from->local_length != length || memcmp(from->local, known->local, length) != 0)
-        return false;
-    if (!known->is_ipv6) {
-        const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
-        return source->sin_family == AF_INET && !memcmp(&source->sin_addr, known->remote, 4);
-    }
-    const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
-    return source->sin6_family == AF_INET6 && (!known->scope || source->sin6_scope_id == known->scope) &&
-           !memcmp(&source->sin6_addr, known->remote, 16);
+const uint8_t *rdmacm_source_of(const struct rdmacm_received *from) {
+    if (from->local_length == 4 && from->source.ss_family == AF_INET)
+        return (const uint8_t *)&((const struct sockaddr_in *)&from->source)->sin_addr;
+    if (from->local_length == 16 && from->source.ss_family == AF_INET6)
+        return (const uint8_t *)&((const struct sockaddr_in6 *)&from->source)->sin6_addr;
+    return NULL;
+}
+
+bool rdmacm_is_between(const struct rdmacm_received *from, size_t length, const uint8_t *remote, const uint8_t *local) {
+    const uint8_t *source = rdmacm_source_of(from);
+    return source && from->local_length == length && !memcmp(from->local, local, length) &&
+           !memcmp(source, remote, length);
+}
+
+/* The same of the peer of a queue pair, whatever its UDP port. */
+static bool is_of_peer(const struct rdmacm_known *known, const struct rdmacm_received *from) {
+    return rdmacm_is_between(from, known->is_ipv6 ? 16 : 4, known->remote, known->local) &&
+           (!known->is_ipv6 || !known->scope ||
+            ((const struct sockaddr_in6 *)&from->source)->sin6_scope_id == known->scope);
 }
 
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow) {
-    if (from->local_length == 4 && from->source.ss_family == AF_INET) {
-        const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
-        rdmacm_flow_init(flow, (const uint8_t *)&source->sin_addr, from->local, 4, ntohs(source->sin_port),
-                         RDMACM_ROCE_PORT);
-    } else if (from->local_length == 16 && from->source.ss_family == AF_INET6) {
-        const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
-        rdmacm_flow_init(flow, (const uint8_t *)&source->sin6_addr, from->local, 16, ntohs(source->sin6_port),
-                         RDMACM_ROCE_PORT);
-    } else {
+    const uint8_t *source = rdmacm_source_of(from);
+    if (!source)
         return false;
-    }
+    uint16_t port = ((const struct sockaddr_in *)&from->source)->sin_port; /* of IPv6 in the same place */
+    rdmacm_flow_init(flow, source, from->local, from->local_length, ntohs(port), RDMACM_ROCE_PORT);
     return true;
 }
 
@@ -188,7 +189,7 @@ enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdm
         stray = judge_unknown(wire, qp_num, from->segment);
     else if (known->accepts == RDMACM_ACCEPTS_NONE)
         stray = RDMACM_WRONG_STATE;
-    else if (known->accepts == RDMACM_ACCEPTS_PEER && !is_between(known, from))
+    else if (known->accepts == RDMACM_ACCEPTS_PEER && !is_of_peer(known, from))
         stray = RDMACM_WRONG_ADDRESS;
     if (stray != RDMACM_NO_STRAY) {
         wire->strays[stray] += is_first;

@@ -104,40 +104,23 @@ void rdmacm_mutex_init(void) {
 
 /* -- completion queues ----------------------------------------------------------------------------------------------- */
 
-enum { LEAST_ENTRIES = 16 };
-
-struct rdmacm_entry *rdmacm_cq_at(struct rdmacm_cq *cq, size_t index) {
+static struct rdmacm_entry *entry_at(struct rdmacm_cq *cq, size_t index) {
     return &cq->entries[(cq->head + index) & (cq->capacity - 1)];
 }
 
 bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry) {
-    if (cq->count == cq->capacity) {
-        size_t capacity = cq->capacity ? 2 * cq->capacity : LEAST_ENTRIES;
-        struct rdmacm_entry *entries = malloc(capacity * sizeof *entries);
-        if (!entries)
-            return false;
-        for (size_t i = 0; i < cq->count; i++)
-            entries[i] = *rdmacm_cq_at(cq, i);
-        free(cq->entries);
-        cq->entries = entries;
-        cq->capacity = capacity;
-        cq->head = 0;
-    }
-    cq->entries[(cq->head + cq->count) & (cq->capacity - 1)] = *entry;
-    cq->count++;
+    if (!rdmacm_grow(&cq->entries, &cq->capacity, &cq->head, cq->count, 1, sizeof *cq->entries))
+        return false;
+    *entry_at(cq, cq->count++) = *entry;
     return true;
-}
-
-void rdmacm_cq_pop(struct rdmacm_cq *cq) {
-    cq->head = (cq->head + 1) & (cq->capacity - 1);
-    cq->count--;
 }
 
 size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most) {
     size_t count = 0;
     for (; cq->count && count < most; count++) {
-        entries[count] = *rdmacm_cq_at(cq, 0);
-        rdmacm_cq_pop(cq);
+        entries[count] = *entry_at(cq, 0);
+        cq->head = (cq->head + 1) & (cq->capacity - 1);
+        cq->count--;
     }
     return count;
 }
@@ -145,11 +128,11 @@ size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t
 size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_entry *removed, size_t most) {
     size_t kept = 0, count = 0;
     for (size_t i = 0; i < cq->count; i++) {
-        const struct rdmacm_entry *entry = rdmacm_cq_at(cq, i);
+        const struct rdmacm_entry *entry = entry_at(cq, i);
         if (count < most && entry->qp_num == qp_num)
             removed[count++] = *entry;
         else
-            *rdmacm_cq_at(cq, kept++) = *entry;
+            *entry_at(cq, kept++) = *entry;
     }
     cq->count = kept;
     return count;

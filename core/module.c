@@ -19,20 +19,20 @@ void free_object(PyObject *self) {
     Py_DECREF(type);
 }
 
+void append(PyObject **list, PyObject *item) {
+    if (*list && (!item || PyList_Append(*list, item) < 0))
+        Py_CLEAR(*list);
+    Py_XDECREF(item);
+}
+
+PyObject *answer(bool is_done) { return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done); }
+
 static PyObject *field_names(const PyMemberDef *members, const PyGetSetDef *getsets) {
     PyObject *names = PyList_New(0);
-    for (const PyMemberDef *member = members; names && member->name; member++) {
-        PyObject *name = PyUnicode_FromString(member->name);
-        if (!name || PyList_Append(names, name) < 0)
-            Py_CLEAR(names);
-        Py_XDECREF(name);
-    }
-    for (const PyGetSetDef *getset = getsets; names && getset && getset->name; getset++) {
-        PyObject *name = PyUnicode_FromString(getset->name);
-        if (!name || PyList_Append(names, name) < 0)
-            Py_CLEAR(names);
-        Py_XDECREF(name);
-    }
+    for (const PyMemberDef *member = members; names && member->name; member++)
+        append(&names, PyUnicode_FromString(member->name));
+    for (const PyGetSetDef *getset = getsets; names && getset && getset->name; getset++)
+        append(&names, PyUnicode_FromString(getset->name));
     PyObject *tuple = names ? PyList_AsTuple(names) : NULL;
     Py_XDECREF(names);
     return tuple;

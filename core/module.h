@@ -132,9 +132,9 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv);
 /* The bytes of a datagram. This never runs the collector, which might run code that uses `out`. */
 PyObject *join_pieces(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram);
 
-/* Move completions out of an engine, before anything else can: `count` of them to memory that PyMem_Free() frees. NULL
+/* Move completions out of an engine, before anything else can: `moved` of them to memory that PyMem_Free() frees. NULL
  * if there are none. Without memory they stay. */
-struct rdmacm_completion *move_completions(struct rdmacm_completion *completions, size_t *count, size_t *moved);
+struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved);
 /* A completion of success, as Python has it. */
 PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
 /* The number that its request was posted with: a new reference. */
@@ -259,6 +259,12 @@ bool intern_names(const struct name *names, size_t count);
 /* Replace an object by a new reference to another. */
 void set_object(PyObject **place, PyObject *object);
 void free_object(PyObject *self);
+/* Append an item, which is taken over, NULL with an exception. The list is gone with an exception. */
+void append(PyObject **list, PyObject *item);
+/* What a function returns that has taken a request, or has not. NULL with an exception that it has left. */
+PyObject *answer(bool is_done);
+/* A receive into the buffer of a pin. */
+struct rdmacm_recv recv_of(struct pin *pin);
 /* Make the base class of an engine and add it to the module: a new reference, NULL with an exception. Its __slots__
  * are its fields, so that a class above it does not make slots of its own for them. */
 PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,

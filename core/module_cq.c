@@ -63,14 +63,14 @@ static bool find_places(PyTypeObject *type) {
 
 static void set(PyObject *wc, size_t field, PyObject *value) { ((PyObject **)wc)[wc_places[field]] = value; }
 
-struct rdmacm_completion *move_completions(struct rdmacm_completion *completions, size_t *count, size_t *moved) {
-    size_t size = *count * sizeof *completions;
+struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved) {
+    size_t size = completions->count * sizeof *completions->items;
     struct rdmacm_completion *copy = size ? PyMem_Malloc(size) : NULL;
     *moved = 0;
     if (copy) {
-        memcpy(copy, completions, size);
-        *moved = *count;
-        *count = 0;
+        memcpy(copy, completions->items, size);
+        *moved = completions->count;
+        completions->count = 0;
     }
     return copy;
 }
@@ -255,12 +255,8 @@ static PyObject *wc_of(const struct rdmacm_entry *entry) {
 
 /* Append the completions of `count` entries to a list, which is gone with an exception. */
 static void append_all(PyObject **list, const struct rdmacm_entry *entries, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        PyObject *wc = wc_of(&entries[i]);
-        if (*list && (!wc || PyList_Append(*list, wc) < 0))
-            Py_CLEAR(*list);
-        Py_XDECREF(wc);
-    }
+    for (size_t i = 0; i < count; i++)
+        append(list, wc_of(&entries[i]));
 }
 
 /* The completions of `count` entries that were taken out, and the first ones of the queue after them, at most `most`. */

@@ -59,6 +59,15 @@ PyObject *wr_id_of(const struct pin *pin) {
     return pin->owner ? PyObject_GetAttr(pin->owner, s_wr_id) : Py_XNewRef(pin->wr_id);
 }
 
+struct rdmacm_recv recv_of(struct pin *pin) {
+    struct rdmacm_recv recv = {.pin = pin};
+    if (pin->has_view) {
+        recv.data = pin->view.buf;
+        recv.length = (uint64_t)pin->view.len;
+    }
+    return recv;
+}
+
 PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length) {
     const struct pin *source = pin->region ? pin->region : pin;
     if (!length || !source->has_view)

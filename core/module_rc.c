@@ -31,8 +31,8 @@ static int core_traverse(RcCore *self, visitproc visit, void *arg) {
         result = visit_pin(rdmacm_rc_send_at(rc, i)->pin, visit, arg);
     for (size_t i = 0; i < rc->recvs_count && !result; i++)
         result = visit_pin(rdmacm_rc_recv_at(rc, i)->pin, visit, arg);
-    for (size_t i = 0; i < rc->completions_count && !result; i++)
-        result = visit_pin(rc->completions[i].pin, visit, arg);
+    for (size_t i = 0; i < rc->completions.count && !result; i++)
+        result = visit_pin(rc->completions.items[i].pin, visit, arg);
     if (rc->current_recv.pin && !result)
         result = visit_pin(rc->current_recv.pin, visit, arg);
     return result;
@@ -52,8 +52,8 @@ static int core_clear(RcCore *self) {
     rc->outstanding_count = rc->send_index = 0;
     while (rc->recvs_count)
         drop_pin(rdmacm_rc_recv_at(rc, --rc->recvs_count)->pin);
-    while (rc->completions_count)
-        drop_pin(rc->completions[--rc->completions_count].pin);
+    while (rc->completions.count)
+        drop_pin(rc->completions.items[--rc->completions.count].pin);
     void *pin = rc->current_recv.pin;
     rc->current_recv = (struct rdmacm_recv){0};
     if (pin)
@@ -170,40 +170,40 @@ static int has_no_completion(PyObject *work) {
     return unsignaled;
 }
 
-/* 1: queued; 0: not a request of the core; -1: an exception. */
-static int post_send(RcCore *self, PyObject *work, bool has_begun) {
+/* Whether it was queued. False, perhaps with an exception, if it is not one of the core's. */
+static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
     uint64_t opcode, rkey;
     if (!self->rc.core_owns_queues)
-        return 0;
+        return false;
     if (!get_number(work, s_opcode, 255, &opcode))
-        return PyErr_Occurred() ? -1 : 0;
+        return false;
     if (opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ)
-        return 0;
+        return false;
     struct rdmacm_send send = {.opcode = (uint8_t)opcode};
     if (!get_number(work, s_remote_addr, UINT64_MAX, &send.remote_addr) ||
         !get_number(work, s_rkey, UINT32_MAX, &rkey))
-        return PyErr_Occurred() ? -1 : 0;
+        return false;
     int fence = get_truth(work, s_fence), solicited = get_truth(work, s_solicited);
     if (fence || solicited < 0)
-        return PyErr_Occurred() ? -1 : 0;
+        return false;
     if (has_begun && !get_progress(work, &send))
-        return PyErr_Occurred() ? -1 : 0;
+        return false;
     struct pin *pin = pin_segment(work, opcode == RDMACM_WR_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin)
-        return PyErr_Occurred() ? -1 : 0;
+        return false;
     send.pin = pin;
     send.rkey = (uint32_t)rkey;
     send.solicited = solicited;
     int unsignaled = has_no_completion(work);
     if (unsignaled < 0) {
         drop_pin(pin);
-        return -1;
+        return false;
     }
     send.unsignaled = pin->unsignaled = unsignaled;
     if (pin->has_view) {
         if ((uint64_t)pin->view.len > RDMACM_LONGEST_MESSAGE) {
             drop_pin(pin);
-            return 0;
+            return false;
         }
         send.data = pin->view.buf;
         send.length = (uint32_t)pin->view.len;
@@ -211,14 +211,10 @@ static int post_send(RcCore *self, PyObject *work, bool has_begun) {
     bool is_entered = enter_shared(&self->is_shared);
     bool done = (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
     leave_shared(is_entered);
-    if (!done) {
+    if (!done)
         drop_pin(pin);
-        return 0;
-    }
-    return 1;
+    return done;
 }
-
-static PyObject *answer(int result) { return result < 0 ? NULL : PyBool_FromLong(result); }
 
 static PyObject *core_post_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, false)); }
 
@@ -229,20 +225,14 @@ static PyObject *core_post_recv(RcCore *self, PyObject *work) {
         Py_RETURN_FALSE;
     struct pin *pin = pin_segment(work, PyBUF_WRITABLE);
     if (!pin)
-        return answer(PyErr_Occurred() ? -1 : 0);
-    struct rdmacm_recv recv = {.pin = pin};
-    if (pin->has_view) {
-        recv.data = pin->view.buf;
-        recv.length = (uint64_t)pin->view.len;
-    }
+        return answer(false);
+    struct rdmacm_recv recv = recv_of(pin);
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_rc_post_recv(&self->rc, &recv);
     leave_shared(is_entered);
-    if (!done) {
+    if (!done)
         drop_pin(pin);
-        Py_RETURN_FALSE;
-    }
-    Py_RETURN_TRUE;
+    return answer(done);
 }
 
 PyObject *join_pieces(const struct rdmacm_out *from, const struct rdmacm_datagram *datagram) {
@@ -332,7 +322,7 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
     size_t taken = rdmacm_rc_take(&self->rc, data.buf, size, segment > 0 ? (size_t)segment : 0, now, &accepted, &first);
     struct rdmacm_rc *rc = &self->rc;
     size_t count;
-    struct rdmacm_completion *completions = move_completions(rc->completions, &rc->completions_count, &count);
+    struct rdmacm_completion *completions = move_completions(&rc->completions, &count);
     leave_shared(is_entered);
     PyBuffer_Release(&data);
     if (!append_all(self, completions, count, completed))
@@ -400,20 +390,12 @@ void pop_counts(struct rdmacm_rc *rc, struct counts *counts) {
 
 PyObject *list_counts(const struct counts *counts) {
     PyObject *list = PyList_New(0);
-    if (list && counts->no_receive) {
-        PyObject *item = Py_BuildValue("ssk", "dropped", "no receive", counts->no_receive);
-        if (!item || PyList_Append(list, item) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
-    for (size_t i = 0; list && i < RDMACM_COUNTS; i++) {
-        if (!counts->of_connection[i])
-            continue;
-        PyObject *item = Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of_connection[i]);
-        if (!item || PyList_Append(list, item) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
+    if (list && counts->no_receive)
+        append(&list, Py_BuildValue("ssk", "dropped", "no receive", counts->no_receive));
+    for (size_t i = 0; list && i < RDMACM_COUNTS; i++)
+        if (counts->of_connection[i])
+            append(&list,
+                   Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of_connection[i]));
     return list;
 }
 

@@ -27,8 +27,8 @@ static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
         result = visit_pin(rdmacm_ud_send_at(ud, i)->pin, visit, arg);
     for (size_t i = 0; i < ud->recvs_count && !result; i++)
         result = visit_pin(rdmacm_ud_recv_at(ud, i)->pin, visit, arg);
-    for (size_t i = 0; i < ud->completions_count && !result; i++)
-        result = visit_pin(ud->completions[i].pin, visit, arg);
+    for (size_t i = 0; i < ud->completions.count && !result; i++)
+        result = visit_pin(ud->completions.items[i].pin, visit, arg);
     return result;
 }
 
@@ -42,8 +42,8 @@ static int ud_clear(UdCore *self) {
         drop_pin(rdmacm_ud_pop_send(ud).pin);
     while (ud->recvs_count)
         drop_pin(rdmacm_ud_pop_recv(ud).pin);
-    while (ud->completions_count)
-        drop_pin(ud->completions[--ud->completions_count].pin);
+    while (ud->completions.count)
+        drop_pin(ud->completions.items[--ud->completions.count].pin);
     return 0;
 }
 
@@ -83,8 +83,6 @@ static bool read_send(PyObject *object, PyObject *work, struct rdmacm_ud_send *s
     return done;
 }
 
-static PyObject *answer(bool is_done) { return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done); }
-
 static PyObject *ud_post_send(UdCore *self, PyObject *object) {
     struct rdmacm_ud_send send = {0};
     if (!self->ud.core_sends || self->is_shared)
@@ -115,11 +113,7 @@ static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
     struct pin *pin = self->ud.core_receives ? pin_segment(work, PyBUF_WRITABLE) : NULL;
     if (!pin)
         return answer(false);
-    struct rdmacm_recv recv = {.pin = pin};
-    if (pin->has_view) {
-        recv.data = pin->view.buf;
-        recv.length = (uint64_t)pin->view.len;
-    }
+    struct rdmacm_recv recv = recv_of(pin);
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_ud_post_recv(&self->ud, &recv);
     leave_shared(is_entered);
@@ -142,13 +136,6 @@ static PyObject *object_of_send(const struct rdmacm_ud_send *send) {
                                  ((Route *)pin->route)->owner, send->dest_qpn, send->qkey);
 }
 
-/* Append an object, which is taken over. */
-static bool append(PyObject *list, PyObject *object) {
-    bool done = object && PyList_Append(list, object) == 0;
-    Py_XDECREF(object);
-    return done;
-}
-
 static PyObject *ud_end_sends(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
     bool is_entered = enter_shared(&self->is_shared);
@@ -156,10 +143,8 @@ static PyObject *ud_end_sends(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     leave_shared(is_entered);
     while (list && self->ud.sends_count) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(&self->ud);
-        bool done = append(list, object_of_send(&send));
+        append(&list, object_of_send(&send));
         drop_pin(send.pin);
-        if (!done)
-            Py_CLEAR(list);
     }
     return list;
 }
@@ -171,10 +156,8 @@ static PyObject *ud_end_receives(UdCore *self, PyObject *Py_UNUSED(ignored)) {
     leave_shared(is_entered);
     while (list && self->ud.recvs_count) {
         struct rdmacm_recv recv = rdmacm_ud_pop_recv(&self->ud);
-        bool done = append(list, work_of_recv(&recv));
+        append(&list, work_of_recv(&recv));
         drop_pin(recv.pin);
-        if (!done)
-            Py_CLEAR(list);
     }
     return list;
 }
@@ -205,7 +188,9 @@ static bool append_all(struct rdmacm_completion *completions, size_t count, uint
     bool is_right = true;
     for (size_t i = 0; i < count; i++) {
         PyObject *wr_id = is_right ? wr_id_of(completions[i].pin) : NULL;
-        is_right = wr_id && append(completed, make_wc(wr_id, &completions[i], qp_num));
+        PyObject *wc = wr_id ? make_wc(wr_id, &completions[i], qp_num) : NULL;
+        is_right = wc && PyList_Append(completed, wc) == 0;
+        Py_XDECREF(wc);
         Py_XDECREF(wr_id);
         drop_pin(completions[i].pin);
     }
@@ -238,7 +223,7 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
         bool is_entered = enter_shared(&self->is_shared);
         taken = rdmacm_ud_take(&self->ud, data.buf, size, segment > 0 ? (size_t)segment : 0, &from, &accepted,
                                &no_receive);
-        completions = move_completions(self->ud.completions, &self->ud.completions_count, &count);
+        completions = move_completions(&self->ud.completions, &count);
         leave_shared(is_entered);
     }
     PyBuffer_Release(&data);
@@ -287,14 +272,14 @@ static PyObject *ud_build(UdCore *self, PyObject *args) {
         self->is_shared || make_datagrams(&self->ud, most, train > 0 ? (size_t)train : 0, made, &count);
     PyObject *list = is_right ? PyList_New(0) : NULL;
     for (size_t i = 0; i < count; i++) {
-        if (list && !append(list, Py_BuildValue("O[O]n", made[i].route, made[i].bytes, (Py_ssize_t)made[i].segment)))
-            Py_CLEAR(list);
+        if (list)
+            append(&list, Py_BuildValue("O[O]n", made[i].route, made[i].bytes, (Py_ssize_t)made[i].segment));
         Py_DECREF(made[i].route);
         Py_DECREF(made[i].bytes);
     }
     if (list && !self->is_shared) {
         struct rdmacm_completion *completions =
-            move_completions(self->ud.completions, &self->ud.completions_count, &count);
+            move_completions(&self->ud.completions, &count);
         if (!append_all(completions, count, self->ud.qp_num, completed))
             Py_CLEAR(list);
     }

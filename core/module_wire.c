@@ -488,15 +488,10 @@ static PyObject *wire_take_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
         arrival = rdmacm_wire_take_arrivals(self->wire);
         rdmacm_leave();
     }
-    for (; list && arrival; arrival = arrival->next) { /* nobody else has those that were taken */
-        PyObject *item = Py_BuildValue("y#nNy#ii", arrival->data, (Py_ssize_t)arrival->size,
-                                       (Py_ssize_t)arrival->segment, address_of(&arrival->source), arrival->local,
-                                       (Py_ssize_t)arrival->local_length, arrival->traffic_class,
-                                       arrival->hop_limit);
-        if (!item || PyList_Append(list, item) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
+    for (; list && arrival; arrival = arrival->next) /* nobody else has those that were taken */
+        append(&list, Py_BuildValue("y#nNy#ii", arrival->data, (Py_ssize_t)arrival->size,
+                                    (Py_ssize_t)arrival->segment, address_of(&arrival->source), arrival->local,
+                                    (Py_ssize_t)arrival->local_length, arrival->traffic_class, arrival->hop_limit));
     return list;
 }
 
@@ -540,12 +535,9 @@ static PyObject *wire_take_counts(Wire *self, PyObject *Py_UNUSED(ignored)) {
     found[count++].count = wire->dropped;
     wire->no_room = wire->trains_cut = wire->dropped = 0;
     rdmacm_leave();
-    for (size_t i = 0; list && i < count; i++) {
-        PyObject *item = found[i].count ? Py_BuildValue("ik", found[i].code, found[i].count) : Py_NewRef(Py_None);
-        if (!item || (item != Py_None && PyList_Append(list, item) < 0))
-            Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
+    for (size_t i = 0; list && i < count; i++)
+        if (found[i].count)
+            append(&list, Py_BuildValue("ik", found[i].code, found[i].count));
     return list;
 }
 
@@ -614,13 +606,6 @@ static const char *const refusal_names[RDMACM_REFUSALS] = {
     [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
     [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
 };
-
-/* Append an item, which is taken over. The list is gone with an exception. */
-static void append(PyObject **list, PyObject *item) {
-    if (*list && (!item || PyList_Append(*list, item) < 0))
-        Py_CLEAR(*list);
-    Py_XDECREF(item);
-}
 
 static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_wire *wire = self->wire;
@@ -724,10 +709,8 @@ static PyObject *wire_take_events(Wire *self, PyObject *Py_UNUSED(ignored)) {
         for (size_t i = 0; i < count; i++) {
             const struct event *event = &found[i];
             PyObject *deadline = event->has_deadline ? PyFloat_FromDouble(event->deadline) : Py_NewRef(Py_None);
-            PyObject *item = Py_BuildValue("OINN", event->owner, event->events, deadline, list_counts(&event->counts));
-            if (list && (!item || PyList_Append(list, item) < 0))
-                Py_CLEAR(list);
-            Py_XDECREF(item);
+            append(&list,
+                   Py_BuildValue("OINN", event->owner, event->events, deadline, list_counts(&event->counts)));
             Py_DECREF(event->owner);
         }
     }
@@ -751,12 +734,9 @@ static PyObject *wire_take_added(Wire *self, PyObject *Py_UNUSED(ignored)) {
         rdmacm_leave();
         if (!cq)
             break;
-        if (!owner)
-            continue;
-        PyObject *item = Py_BuildValue("NOO", owner, solicited ? Py_True : Py_False, overrun ? Py_True : Py_False);
-        if (!item || PyList_Append(list, item) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(item);
+        if (owner)
+            append(&list,
+                   Py_BuildValue("NOO", owner, solicited ? Py_True : Py_False, overrun ? Py_True : Py_False));
     }
     return list;
 }

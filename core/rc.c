@@ -13,14 +13,14 @@ void rdmacm_rc_init(struct rdmacm_rc *rc) {
 }
 
 void rdmacm_rc_free(struct rdmacm_rc *rc) {
-    free(rc->sends), free(rc->recvs), free(rc->responses), free(rc->resources), free(rc->completions);
-    rc->sends = NULL, rc->recvs = NULL, rc->responses = NULL, rc->resources = NULL, rc->completions = NULL;
+    free(rc->sends), free(rc->recvs), free(rc->responses), free(rc->resources);
+    rc->sends = NULL, rc->recvs = NULL, rc->responses = NULL, rc->resources = NULL;
     rc->sends_capacity = rc->recvs_capacity = rc->responses_capacity = rc->resources_capacity = 0;
     rc->sends_count = rc->recvs_count = rc->responses_count = rc->resources_count = rc->outstanding_count = 0;
-    rc->completions_capacity = rc->completions_count = 0;
+    rdmacm_completions_free(&rc->completions);
 }
 
-bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size_t more, size_t size) {
+bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size_t more, size_t size) {
     if (more <= *capacity - count)
         return true;
     size_t wanted = *capacity ? *capacity : LEAST_CAPACITY;
@@ -29,29 +29,42 @@ bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size
             return false;
         wanted *= 2;
     }
-    char *grown = malloc(wanted * size);
+    char *grown = malloc(wanted * size), *ring;
     if (!grown)
         return false;
+    memcpy(&ring, place, sizeof ring); /* a pointer of any type */
     if (count) {
         size_t first = *capacity - *head < count ? *capacity - *head : count;
-        memcpy(grown, (char *)*ring + *head * size, first * size);
-        memcpy(grown + first * size, *ring, (count - first) * size);
+        memcpy(grown, ring + *head * size, first * size);
+        memcpy(grown + first * size, ring, (count - first) * size);
     }
-    free(*ring);
-    *ring = grown;
+    free(ring);
+    memcpy(place, &grown, sizeof grown);
     *capacity = wanted;
     *head = 0;
     return true;
 }
 
-/* Room for the completions of everything that is posted, and of one more. */
+bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted) {
+    size_t head = 0;
+    return rdmacm_grow(&completions->items, &completions->capacity, &head, completions->count, posted + 1,
+                       sizeof *completions->items);
+}
+
+struct rdmacm_completion *rdmacm_complete(struct rdmacm_completions *completions, void *pin, uint32_t byte_len) {
+    struct rdmacm_completion *completion = &completions->items[completions->count++];
+    *completion = (struct rdmacm_completion){.pin = pin, .byte_len = byte_len};
+    return completion;
+}
+
+void rdmacm_completions_free(struct rdmacm_completions *completions) {
+    free(completions->items);
+    *completions = (struct rdmacm_completions){0};
+}
+
 static bool reserve_completion(struct rdmacm_rc *rc) {
-    void *ring = rc->completions;
-    size_t head = 0, more = rc->sends_count + rc->recvs_count + (rc->current_recv.pin ? 1 : 0) + 1;
-    bool done =
-        rdmacm_grow(&ring, &rc->completions_capacity, &head, rc->completions_count, more, sizeof *rc->completions);
-    rc->completions = ring;
-    return done;
+    return rdmacm_reserve_completions(&rc->completions,
+                                      rc->sends_count + rc->recvs_count + (rc->current_recv.pin ? 1 : 0));
 }
 
 bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
@@ -88,13 +101,9 @@ bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
         (send->opcode != RDMACM_WR_SEND && send->opcode != RDMACM_WR_WRITE && send->opcode != RDMACM_WR_READ) ||
         (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic))
         return false;
-    void *ring = rc->sends;
-    bool done = rdmacm_grow(&ring, &rc->sends_capacity, &rc->sends_head, rc->sends_count, 1, sizeof *rc->sends);
-    rc->sends = ring;
-    if (!done || !reserve_completion(rc))
+    if (!RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))
         return false;
-    rc->sends[(rc->sends_head + rc->sends_count) & (rc->sends_capacity - 1)] = *send;
-    rc->sends_count++;
+    *rdmacm_rc_send_at(rc, rc->sends_count++) = *send;
     return true;
 }
 
@@ -110,31 +119,14 @@ bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
     if (!rc->core_owns_queues)
         return false;
-    void *ring = rc->recvs;
-    bool done = rdmacm_grow(&ring, &rc->recvs_capacity, &rc->recvs_head, rc->recvs_count, 1, sizeof *rc->recvs);
-    rc->recvs = ring;
-    if (!done || !reserve_completion(rc))
+    if (!RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
         return false;
-    rc->recvs[(rc->recvs_head + rc->recvs_count) & (rc->recvs_capacity - 1)] = *recv;
-    rc->recvs_count++;
+    *rdmacm_rc_recv_at(rc, rc->recvs_count++) = *recv;
     return true;
 }
 
-struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index) {
-    return &rc->sends[(rc->sends_head + index) & (rc->sends_capacity - 1)];
-}
-
-struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index) {
-    return &rc->recvs[(rc->recvs_head + index) & (rc->recvs_capacity - 1)];
-}
-
-struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index) {
-    return &rc->responses[(rc->responses_head + index) & (rc->responses_capacity - 1)];
-}
-
 void rdmacm_pop_send(struct rdmacm_rc *rc) {
-    rc->sends_head = (rc->sends_head + 1) & (rc->sends_capacity - 1);
-    rc->sends_count--;
+    RDMACM_RING_DROP(rc, sends);
     rc->outstanding_count--;
     if (rc->send_index)
         rc->send_index--;

@@ -115,6 +115,12 @@ struct rdmacm_completion {
     uint32_t src_qp;
 };
 
+/* Those that the owner has not taken; there is room for everything that is posted. */
+struct rdmacm_completions {
+    struct rdmacm_completion *items;
+    size_t capacity, count;
+};
+
 /* A READ that was executed. */
 struct rdmacm_resource {
     uint64_t address;
@@ -204,9 +210,7 @@ struct rdmacm_rc {
     struct rdmacm_resource *resources; /* the latest READs, the next one to be replaced at `resources_next` */
     size_t resources_capacity, resources_next, resources_count;
 
-    /* completions that the owner has not taken; there is room for everything that is posted */
-    struct rdmacm_completion *completions;
-    size_t completions_capacity, completions_count;
+    struct rdmacm_completions completions;
 
     bool has_counts; /* whether one of these is not 0 */
     uint32_t counts[RDMACM_COUNTS]; /* since the owner has taken them */
@@ -228,10 +232,6 @@ bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 /* Queue a request. False, with nothing done, without memory or for a request that the core does not know. */
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
-
-struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index);
-struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index);
-struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index);
 
 /* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet), up to the first
  * that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.
@@ -308,8 +308,33 @@ bool rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit,
 
 /* -- helpers for the files of the core ------------------------------------------------------------------------------- */
 
-/* Make room for `more` entries behind `count` in a ring of entries of `size` bytes. */
-bool rdmacm_grow(void **ring, size_t *capacity, size_t *head, size_t count, size_t more, size_t size);
+/* Make room for `more` entries behind `count` in a ring of entries of `size` bytes; `place` has the pointer to it. */
+bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size_t more, size_t size);
+
+/* A ring `x` of a structure has the members x, x_capacity (a power of two, or 0), x_head and x_count. */
+#define RDMACM_RING_AT(of, ring, index) (&(of)->ring[((of)->ring##_head + (index)) & ((of)->ring##_capacity - 1)])
+#define RDMACM_RING_RESERVE(of, ring)                                                                                  \
+    rdmacm_grow(&(of)->ring, &(of)->ring##_capacity, &(of)->ring##_head, (of)->ring##_count, 1, sizeof *(of)->ring)
+#define RDMACM_RING_DROP(of, ring)                                                                                     \
+    ((of)->ring##_head = ((of)->ring##_head + 1) & ((of)->ring##_capacity - 1), (of)->ring##_count--)
+
+static inline struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index) {
+    return RDMACM_RING_AT(rc, sends, index);
+}
+
+static inline struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index) {
+    return RDMACM_RING_AT(rc, recvs, index);
+}
+
+static inline struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index) {
+    return RDMACM_RING_AT(rc, responses, index);
+}
+
+/* Have room for the completions of all that is `posted`, and of one more. */
+bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted);
+/* Add one: its other fields are 0. */
+struct rdmacm_completion *rdmacm_complete(struct rdmacm_completions *completions, void *pin, uint32_t byte_len);
+void rdmacm_completions_free(struct rdmacm_completions *completions);
 
 static inline uint32_t rdmacm_psn_add(uint32_t psn, uint32_t count) { return (psn + count) & RDMACM_PSN_MASK; }
 

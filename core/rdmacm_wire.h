@@ -75,10 +75,8 @@ struct rdmacm_cq {
     void *owner;
 };
 
-struct rdmacm_entry *rdmacm_cq_at(struct rdmacm_cq *cq, size_t index);
 /* False without memory. Does not look at `limit`. */
 bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry);
-void rdmacm_cq_pop(struct rdmacm_cq *cq);
 /* Take the first entries out, at most `most`. */
 size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most);
 /* Remove the first `most` completions of a queue pair; how many there were. */
@@ -209,6 +207,12 @@ struct rdmacm_received {
     size_t segment, size;
 };
 
+/* The address that a datagram comes from, as long as that where it has arrived; NULL: they are of two families, or not
+ * known. */
+const uint8_t *rdmacm_source_of(const struct rdmacm_received *from);
+/* Whether it comes from an address and has arrived at another, of `length` bytes each. */
+bool rdmacm_is_between(const struct rdmacm_received *from, size_t length, const uint8_t *remote, const uint8_t *local);
+
 struct rdmacm_wire {
     int *sources; /* descriptors of UDP sockets */
     size_t sources_count, sources_capacity;
@@ -316,7 +320,7 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
 /* Count a packet or train that was not sent or read, by its errno. */
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass completions on to the queues. */
-void rdmacm_wire_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count);
+void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions);
 void rdmacm_wire_list_event(struct rdmacm_conn *conn, unsigned event);
 /* Whether no more datagrams of a queue pair may wait for the owner. */
 bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_known *known);

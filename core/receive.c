@@ -27,14 +27,6 @@ static enum outcome dropped(struct rdmacm_rc *rc, enum rdmacm_count reason) {
     return DROPPED;
 }
 
-static struct rdmacm_completion *complete(struct rdmacm_rc *rc, void *pin, uint32_t byte_len) {
-    struct rdmacm_completion *completion = &rc->completions[rc->completions_count++];
-    memset(completion, 0, sizeof *completion);
-    completion->pin = pin;
-    completion->byte_len = byte_len;
-    return completion;
-}
-
 /* -- requests of the peer -------------------------------------------------------------------------------------------- */
 
 /* First and middle packets have one MTU of payload, last packets at least a byte, only packets any number. */
@@ -80,12 +72,11 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     if (is_start) {
         rc->current_recv = *recv;
         rc->recv_capacity = recv->length;
-        rc->recvs_head = (rc->recvs_head + 1) & (rc->recvs_capacity - 1);
-        rc->recvs_count--;
+        RDMACM_RING_DROP(rc, recvs);
     }
     rc->message_offset = offset + packet->size;
     if (is_end) {
-        struct rdmacm_completion *completion = complete(rc, rc->current_recv.pin, (uint32_t)rc->message_offset);
+        struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)rc->message_offset);
         completion->is_recv = true;
         completion->solicited = packet->solicited;
         rc->current_recv = (struct rdmacm_recv){0};
@@ -254,7 +245,7 @@ static void progressed(struct rdmacm_rc *rc, double now) {
 /* The oldest request is complete. */
 static void complete_send(struct rdmacm_rc *rc) {
     struct rdmacm_send *send = rdmacm_rc_send_at(rc, 0);
-    struct rdmacm_completion *completion = complete(rc, send->pin, send->length);
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, send->length);
     completion->opcode = send->opcode;
     completion->unsignaled = send->unsignaled;
     acknowledged(rc, send->last_psn);

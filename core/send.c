@@ -126,18 +126,13 @@ static bool may_answer(struct rdmacm_rc *rc) {
     return true;
 }
 
-static void pop_response(struct rdmacm_rc *rc) {
-    rc->responses_head = (rc->responses_head + 1) & (rc->responses_capacity - 1);
-    rc->responses_count--;
-}
-
 /* Add more of a READ response; return how many packets. */
 static size_t add_read_response(struct rdmacm_rc *rc, struct rdmacm_out *out, struct rdmacm_response *response,
                                 size_t limit) {
     const uint8_t *data = response->read.length ? memory_of(rc, response) : NULL;
     if (response->read.length && !data) { /* repeated: the peer may have had it long ago, and given up the key */
         rdmacm_count(rc, RDMACM_DROPPED_REFUSED);
-        pop_response(rc);
+        RDMACM_RING_DROP(rc, responses);
         return 0;
     }
     for (size_t done = 0; done < limit;) {
@@ -158,7 +153,7 @@ static size_t add_read_response(struct rdmacm_rc *rc, struct rdmacm_out *out, st
         done++;
         if (is_last) {
             rc->reads_waiting -= !response->is_repeated;
-            pop_response(rc);
+            RDMACM_RING_DROP(rc, responses);
             return done;
         }
     }
@@ -178,7 +173,7 @@ static size_t add_responses(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t
         } else {
             add_ack(rc, out, response->psn, response->syndrome << 24 | response->msn);
             left--;
-            pop_response(rc);
+            RDMACM_RING_DROP(rc, responses);
         }
     }
     return limit - left;

@@ -18,77 +18,45 @@ enum {
 /* -- queues ---------------------------------------------------------------------------------------------------------- */
 
 void rdmacm_ud_free(struct rdmacm_ud *ud) {
-    free(ud->sends), free(ud->recvs), free(ud->completions);
-    ud->sends = NULL, ud->recvs = NULL, ud->completions = NULL;
-    ud->sends_capacity = ud->recvs_capacity = ud->completions_capacity = 0;
-    ud->sends_count = ud->recvs_count = ud->completions_count = 0;
+    free(ud->sends), free(ud->recvs);
+    ud->sends = NULL, ud->recvs = NULL;
+    ud->sends_capacity = ud->recvs_capacity = ud->sends_count = ud->recvs_count = 0;
+    rdmacm_completions_free(&ud->completions);
 }
 
-/* Room for the completions of everything that is posted, and of one more. */
 static bool reserve_completion(struct rdmacm_ud *ud) {
-    void *ring = ud->completions;
-    size_t head = 0, more = ud->sends_count + ud->recvs_count + 1;
-    bool done =
-        rdmacm_grow(&ring, &ud->completions_capacity, &head, ud->completions_count, more, sizeof *ud->completions);
-    ud->completions = ring;
-    return done;
-}
-
-struct rdmacm_ud_send *rdmacm_ud_send_at(struct rdmacm_ud *ud, size_t index) {
-    return &ud->sends[(ud->sends_head + index) & (ud->sends_capacity - 1)];
-}
-
-struct rdmacm_recv *rdmacm_ud_recv_at(struct rdmacm_ud *ud, size_t index) {
-    return &ud->recvs[(ud->recvs_head + index) & (ud->recvs_capacity - 1)];
+    return rdmacm_reserve_completions(&ud->completions, ud->sends_count + ud->recvs_count);
 }
 
 bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send) {
     if (!ud->core_sends || ud->failed || ud->send_failed || send->length > ud->max_payload ||
         send->length > RDMACM_UD_MOST_PAYLOAD)
         return false;
-    void *ring = ud->sends;
-    bool done = rdmacm_grow(&ring, &ud->sends_capacity, &ud->sends_head, ud->sends_count, 1, sizeof *ud->sends);
-    ud->sends = ring;
-    if (!done || !reserve_completion(ud))
+    if (!RDMACM_RING_RESERVE(ud, sends) || !reserve_completion(ud))
         return false;
-    *rdmacm_ud_send_at(ud, ud->sends_count) = *send;
-    ud->sends_count++;
+    *rdmacm_ud_send_at(ud, ud->sends_count++) = *send;
     return true;
 }
 
 bool rdmacm_ud_post_recv(struct rdmacm_ud *ud, const struct rdmacm_recv *recv) {
     if (!ud->core_receives || ud->failed)
         return false;
-    void *ring = ud->recvs;
-    bool done = rdmacm_grow(&ring, &ud->recvs_capacity, &ud->recvs_head, ud->recvs_count, 1, sizeof *ud->recvs);
-    ud->recvs = ring;
-    if (!done || !reserve_completion(ud))
+    if (!RDMACM_RING_RESERVE(ud, recvs) || !reserve_completion(ud))
         return false;
-    *rdmacm_ud_recv_at(ud, ud->recvs_count) = *recv;
-    ud->recvs_count++;
+    *rdmacm_ud_recv_at(ud, ud->recvs_count++) = *recv;
     return true;
 }
 
 struct rdmacm_ud_send rdmacm_ud_pop_send(struct rdmacm_ud *ud) {
     struct rdmacm_ud_send send = ud->sends[ud->sends_head];
-    ud->sends_head = (ud->sends_head + 1) & (ud->sends_capacity - 1);
-    ud->sends_count--;
+    RDMACM_RING_DROP(ud, sends);
     return send;
 }
 
 struct rdmacm_recv rdmacm_ud_pop_recv(struct rdmacm_ud *ud) {
     struct rdmacm_recv recv = ud->recvs[ud->recvs_head];
-    ud->recvs_head = (ud->recvs_head + 1) & (ud->recvs_capacity - 1);
-    ud->recvs_count--;
+    RDMACM_RING_DROP(ud, recvs);
     return recv;
-}
-
-static struct rdmacm_completion *complete(struct rdmacm_ud *ud, void *pin, uint32_t byte_len) {
-    struct rdmacm_completion *completion = &ud->completions[ud->completions_count++];
-    memset(completion, 0, sizeof *completion);
-    completion->pin = pin;
-    completion->byte_len = byte_len;
-    return completion;
 }
 
 /* -- sending --------------------------------------------------------------------------------------------------------- */
@@ -127,7 +95,7 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
     for (; route && count < limit && rdmacm_ud_next_route(ud) == route; count++) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(ud);
         add_packet(ud, out, &send);
-        struct rdmacm_completion *completion = complete(ud, send.pin, send.length);
+        struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, send.pin, send.length);
         completion->opcode = RDMACM_WR_SEND;
         completion->unsignaled = send.unsignaled;
     }
@@ -202,7 +170,7 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
         return UNKNOWN;
     put_grh(recv->data, from, size, (uint16_t)identification);
     memcpy(recv->data + RDMACM_GRH_LENGTH, data + start, payload);
-    struct rdmacm_completion *completion = complete(ud, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
+    struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
     completion->has_imm = has_imm;

@@ -29,10 +29,7 @@ size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received
     struct rdmacm_ud_source source = {.traffic_class = USUAL_TRAFFIC_CLASS, .hop_limit = USUAL_HOP_LIMIT};
     if (!is_own(end, from) || !rdmacm_flow_of(from, &source.flow))
         return 0;
-    if (source.flow.is_ipv6)
-        memcpy(source.source, &((const struct sockaddr_in6 *)&from->source)->sin6_addr, 16);
-    else
-        memcpy(source.source, &((const struct sockaddr_in *)&from->source)->sin_addr, 4);
+    memcpy(source.source, rdmacm_source_of(from), from->local_length);
     memcpy(source.destination, from->local, from->local_length);
     if (from->traffic_class >= 0 && from->hop_limit >= 0) {
         source.traffic_class = (uint8_t)from->traffic_class;
@@ -45,8 +42,7 @@ size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received
         end->no_receive += no_receive;
         rdmacm_wire_list_event(&end->conn, RDMACM_EVENT_COUNTS);
     }
-    rdmacm_wire_complete(&end->conn, ud->completions, ud->completions_count);
-    ud->completions_count = 0;
+    rdmacm_wire_complete(&end->conn, &ud->completions);
     return taken;
 }
 
@@ -63,7 +59,6 @@ size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit) {
         for (size_t i = 0; i < out->datagrams_count; i++)
             rdmacm_wire_send(wire, end->fds[route->is_ipv6], route, &out->datagrams[i]);
     }
-    rdmacm_wire_complete(&end->conn, ud->completions, ud->completions_count);
-    ud->completions_count = 0;
+    rdmacm_wire_complete(&end->conn, &ud->completions);
     return sent;
 }

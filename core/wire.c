@@ -177,10 +177,10 @@ static void list_added(struct rdmacm_wire *wire, struct rdmacm_cq *cq) {
     }
 }
 
-void rdmacm_wire_complete(struct rdmacm_conn *conn, const struct rdmacm_completion *completions, size_t count) {
+void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions) {
     struct rdmacm_wire *wire = conn->wire;
-    for (size_t i = 0; i < count; i++) {
-        const struct rdmacm_completion *completion = &completions[i];
+    for (size_t i = 0; i < completions->count; i++) {
+        const struct rdmacm_completion *completion = &completions->items[i];
         struct rdmacm_cq *cq = completion->is_recv ? conn->recv_cq : conn->send_cq;
         if (completion->is_recv)
             conn->recvs_change--;
@@ -201,6 +201,7 @@ void rdmacm_wire_complete(struct rdmacm_conn *conn, const struct rdmacm_completi
             list_added(wire, cq);
         }
     }
+    completions->count = 0;
 }
 
 /* -- sending --------------------------------------------------------------------------------------------------------- */
@@ -425,17 +426,10 @@ static void leave(struct rdmacm_wire *wire, const struct rdmacm_received *from, 
 
 /* Whether a datagram comes from the peer of a connection, to its address. */
 static bool is_from_peer(const struct rdmacm_conn *conn, const struct rdmacm_received *from) {
-    size_t length = conn->route.is_ipv6 ? 16 : 4;
-    if (from->local_length != length || memcmp(from->local, conn->local, length) != 0)
-        return false;
-    if (!conn->route.is_ipv6) {
-        const struct sockaddr_in *source = (const struct sockaddr_in *)&from->source;
-        return source->sin_family == AF_INET && source->sin_port == conn->remote_port &&
-               !memcmp(&source->sin_addr, conn->remote, 4);
-    }
     const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
-    return source->sin6_family == AF_INET6 && source->sin6_port == conn->remote_port &&
-           source->sin6_scope_id == conn->remote_scope && !memcmp(&source->sin6_addr, conn->remote, 16);
+    return rdmacm_is_between(from, conn->route.is_ipv6 ? 16 : 4, conn->remote, conn->local) &&
+           source->sin6_port == conn->remote_port && /* where it is in an address of IPv4, too */
+           (!conn->route.is_ipv6 || source->sin6_scope_id == conn->remote_scope);
 }
 
 void rdmacm_wire_count_dropped(struct rdmacm_wire *wire) {
@@ -458,8 +452,7 @@ static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmac
         return 0;
     *accepted += count;
     see_counts(conn);
-    rdmacm_wire_complete(conn, rc->completions, rc->completions_count);
-    rc->completions_count = 0;
+    rdmacm_wire_complete(conn, &rc->completions);
     int to_send = rdmacm_rc_to_send(rc);
     if (to_send == 2) {
         list_ready(conn);
