@@ -14,7 +14,6 @@ import json
 import os
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RdmaError, aio
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.verbs import CQ, MR, PD, QP, WC, WCStatus
+from support.clock import Stopwatch
 from support.descriptors import held_for_others
 
 __all__ = ["COUNT", "IDLE", "SERVERS"]
@@ -141,12 +141,12 @@ class Echo:
 
     def wait(self, completion: Callable[[float], WC]) -> WC:
         """The next completion. Nobody else fetches the disconnection of a synchronous id."""
-        until = time.monotonic() + IDLE
+        watch = Stopwatch()
         while True:
             try:
                 return completion(GLANCE)
             except CmTimeoutError:
-                if time.monotonic() > until:
+                if watch.seconds > IDLE:
                     raise
                 if self.cmid.is_synchronous:
                     with contextlib.suppress(CmWouldBlockError), self.cmid.channel.get_event(0) as event:

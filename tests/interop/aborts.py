@@ -21,13 +21,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
 import rdmacm
 from interop.abort_servers import COUNT, IDLE, SERVERS, SIZE
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel, RdmaError, aio
+from support.clock import Stopwatch, eventually, pause
 
 E = CmEventType
 PORT = 7540
@@ -81,7 +81,7 @@ class Campaign:
         """The objects when no connection ends any more."""
         before = self.objects()
         while True:
-            time.sleep(0.2)
+            pause(0.2, "connections end")
             now = self.objects()
             if now == before:
                 return now
@@ -105,10 +105,7 @@ class Campaign:
     def check(self) -> None:
         """Nothing is left of the clients, but of those whose death nobody has reported."""
         # On siw, some connections of the server end by its own limits alone.
-        until = time.monotonic() + IDLE + PATIENCE
-        while (found := self.excess()) and any(n > 2 * self.vanished for n in found.values()):
-            assert time.monotonic() < until, f"left behind: {found}, before: {self.before}; {dict(self.counts)}"
-            time.sleep(0.05)
+        self.await_less(lambda n: n > 2 * self.vanished, IDLE + PATIENCE)
 
     def excess(self) -> dict[str, int]:
         now = self.objects()
@@ -116,10 +113,15 @@ class Campaign:
 
     def end(self) -> None:
         """Nothing is left, also of the clients that vanished."""
-        until = time.monotonic() + VANISHED
-        while found := self.excess():
-            assert time.monotonic() < until, f"left behind: {found}, before: {self.before}; {dict(self.counts)}"
-            time.sleep(0.5 if self.vanished else 0.05)
+        self.await_less(lambda _: True, VANISHED)
+
+    def await_less(self, is_too_many: Callable[[int], bool], seconds: float) -> None:
+        """Wait until there are not too many objects of any kind more than before."""
+        watch = Stopwatch()
+        while any(map(is_too_many, (found := self.excess()).values())):
+            left = f"left behind: {found}, before: {self.before}; {dict(self.counts)}"
+            assert watch.seconds < seconds, left
+            pause(0.05, left)
 
     def stop(self) -> None:
         os.kill(self.server, signal.SIGKILL)
@@ -273,7 +275,7 @@ class Campaign:
     def kill(self, run: Callable[[Callable[[], object]], object], number: signal.Signals) -> None:
         moment = self.draw.uniform(0, 0.3)
         pid = forked(run)
-        time.sleep(moment)
+        pause(moment, "it is ended at a random moment")
         ended(pid, number)
 
     def kill_program(self) -> int:
@@ -291,7 +293,7 @@ class Campaign:
         moment = self.draw.uniform(0, 0.1)
         null = subprocess.DEVNULL
         with subprocess.Popen(programs[name], stdin=null, stdout=null, stderr=null) as process:
-            time.sleep(moment)
+            pause(moment, "it is ended at a random moment")
             process.send_signal(number)
             try:
                 process.wait(PATIENCE)
@@ -346,12 +348,7 @@ def forked(run: Callable[[Callable[[], object]], object]) -> int:
 def ended(pid: int, number: signal.Signals) -> None:
     """End a child by a signal; by SIGKILL where the signal does not do it."""
     os.kill(pid, number)
-    until = time.monotonic() + PATIENCE
-    while not os.waitpid(pid, os.WNOHANG)[0]:
-        if time.monotonic() > until:
-            os.kill(pid, signal.SIGABRT)
-            raise AssertionError(f"{number.name} does not end a client")
-        time.sleep(0.002)
+    eventually(lambda: os.waitpid(pid, os.WNOHANG)[0], f"{number.name} does not end a client")
 
 
 def main() -> None:

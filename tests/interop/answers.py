@@ -13,10 +13,11 @@ import errno
 import importlib
 import json
 import sys
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+from support.clock import pause
 
 #: The fields of pyverbs' ``DeviceAttr`` that have C's names, and of ``PortAttr``. (Its counters of violations tell what
 #: the device has received before.)
@@ -114,13 +115,13 @@ class Questions:
             self.ask(f"cq.resize({text})", cq.resize, size)
         cq.close()
         # rxe's thread completes the receives after the call has returned; no call tells how many are complete.
-        for pause in (0, 0.2, 1, 5):
-            self.full_completion_queue(pause)
+        for seconds in (0, 0.2, 1, 5):
+            self.full_completion_queue(seconds)
             first, last = (self.answers[name] for name in ("cq.resize(4) with 5 completions", "completions after that"))
             if first != "done" and last == 5:
                 break
 
-    def full_completion_queue(self, pause: float) -> None:
+    def full_completion_queue(self, seconds: float) -> None:
         v = self.v
         cq = v.CQ(self.context, 20)
         qp = v.QP(self.pd, v.QPInitAttr(qp_type=v.IBV_QPT_RC, scq=cq, rcq=cq, cap=v.QPCap(1, 10)))
@@ -128,7 +129,7 @@ class Questions:
         for number in range(5):
             qp.post_recv(v.receive(number))
         qp.modify(v.QPAttr(qp_state=v.IBV_QPS_ERR), v.IBV_QP_STATE)
-        time.sleep(pause)
+        pause(seconds, "the receives are flushed")
         for size in (4, 5):
             self.ask(f"cq.resize({size}) with 5 completions", cq.resize, size)
         self.ask("completions after that", v.polled, cq)

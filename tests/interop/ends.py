@@ -7,7 +7,6 @@ those of ``infiniband/verbs.h``.
 from __future__ import annotations
 
 import struct
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -290,9 +289,8 @@ class Device(ABC):
         """The next event. AssertionError if it is of another kind; connection requests are kept for later calls."""
         if EventKind.CONNECT_REQUEST in kinds and self._requests:
             return self._requests.popleft()
-        deadline = time.monotonic() + seconds
         while True:
-            event = self.next_event(max(0.0, deadline - time.monotonic()))
+            event = self.next_event(seconds)
             if event.kind in kinds:
                 return event
             if event.kind == EventKind.CONNECT_REQUEST:

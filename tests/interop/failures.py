@@ -6,11 +6,11 @@ Each has two functions, as ``operations`` describes.
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable
 
 from interop.ends import Access, Completion, End, Opcode, Param, Status, Work, pattern
 from interop.memory import BLANK, GAP, blank, check
+from support.clock import pause
 
 __all__ = [
     "ROOM",
@@ -43,7 +43,7 @@ def late_receive_request(end: End) -> None:
 def late_receive_respond(end: End) -> None:
     region = end.region(blank((5000, 10)))
     end.connect()
-    time.sleep(_LATE)
+    pause(_LATE, "the request is sent again and again")
     end.post_receive(0, [region.piece(GAP, 5000)])
     end.post_receive(1, [region.piece(5000 + 2 * GAP, 10)])
     end.received(0, 1)

@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,6 +23,7 @@ from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
 from rdmacm.kernel.verbs import runtime
 from rdmacm.provider.connparam import UdParam
 from rdmacm.verbs import AH, WCStatus
+from support.clock import Stopwatch
 
 __all__ = ["descriptors", "progress", "resources"]
 
@@ -171,16 +171,15 @@ def churn(count: int) -> None:
     calls: list[Callable[[], None]] = [lambda: ends.connect(PortSpace.TCP)] * 8
     calls += [lambda: ends.connect(PortSpace.UDP), echo.connect]
     sizes: list[int] = []
-    began = time.monotonic()
+    watch = Stopwatch()
     for number in range(WARM_UP + count):
         if number >= WARM_UP and (number - WARM_UP) % max(1, count // 10) == 0:
             sizes.append(memory())
         calls[number % len(calls)]()
     sizes.append(memory())
-    seconds = time.monotonic() - began
     ends.close()
     echo.close()
-    print(f"{count} connections, {seconds:.0f} s; memory in KiB: {sizes}")
+    print(f"{count} connections, {watch.seconds:.0f} s; memory in KiB: {sizes}")
     assert sizes[-1] - sizes[0] <= GROWTH, sizes
 
 

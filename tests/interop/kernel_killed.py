@@ -12,16 +12,16 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 import rdmacm
 from interop.kernel_churn import resources
+from support.clock import eventually, pause
 
 HERE, PORT = "10.0.0.1", 7490
 PATIENCE = 20.0
 #: Seconds from the start of an end to its death at the latest: several connections.
-LONGEST = 0.3
+_MOMENT = 0.3
 #: Statuses of a client: served, and stopped by an error of the connection.
 SERVED, FAILED = 0, 3
 
@@ -49,14 +49,15 @@ class Process:
 
     def status(self) -> int:
         """The status of one that ends."""
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
+        found: list[int] = []
+
+        def has_ended() -> bool:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.005)
-        os.kill(self.pid, signal.SIGABRT)
-        raise AssertionError("the process does not end")
+            found.append(status)
+            return pid != 0
+
+        eventually(has_ended, "the process does not end")
+        return os.waitstatus_to_exitcode(found[-1])
 
 
 def serve(ready: Callable[[], object]) -> int:
@@ -105,7 +106,7 @@ def main() -> None:
     for _ in range(count):
         client = Process(connect_for_ever)
         victim = moments.choice(["client", "server"])
-        time.sleep(moments.uniform(0, LONGEST))
+        pause(moments.uniform(0, _MOMENT), "it is killed at a random moment")
         killed[victim] += 1
         if victim == "client":
             client.kill()
@@ -115,10 +116,7 @@ def main() -> None:
             server = Process(serve)
         assert Process(connect_once).status() == SERVED
     server.kill()
-    until = time.monotonic() + PATIENCE
-    while resources() != before and time.monotonic() < until:
-        time.sleep(0.02)
-    assert resources() == before, (resources(), before)
+    eventually(lambda: resources() == before, before)
     print(f"killed: {killed}; the kernel counts {before}")
 
 

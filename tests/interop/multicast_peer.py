@@ -12,7 +12,6 @@ import ctypes as c
 import socket
 import struct
 import sys
-import time
 from typing import Any
 
 from interop.rdma_core import (
@@ -29,11 +28,11 @@ from interop.rdma_core import (
     rdma,
     verbs,
 )
+from support.clock import eventually
 
 _PS_UDP, _QPT_UD, _QKEY, _MULTICAST_QPN = 0x0111, 4, 0x01234567, 0xFFFFFF
 _SEND_WITH_IMM, _SIGNALED, _LOCAL_WRITE = 3, 2, 1
 _GRH = 40
-_PATIENCE = 30.0
 
 
 class _Gid(c.Union):
@@ -73,15 +72,15 @@ class Member:
         """As many completions as there are messages."""
         poll = operation(self.context, "poll_cq")
         found: list[Any] = []
-        until = time.monotonic() + _PATIENCE
-        while len(found) < self.count and time.monotonic() < until:
+
+        def is_complete() -> bool:
             wcs = (Wc * 1)()
-            if poll(self.cq, 1, wcs):
+            while poll(self.cq, 1, wcs):
                 assert not wcs[0].status, f"status {wcs[0].status}"
-                found.append(wcs[0])
-            else:
-                time.sleep(0.001)
-        assert len(found) == self.count, f"{len(found)} of {self.count} completions"
+                found.append(Wc.from_buffer_copy(wcs[0]))
+            return len(found) >= self.count
+
+        eventually(is_complete, found)
         return found
 
     def receive(self, group: str, interface: str) -> None:

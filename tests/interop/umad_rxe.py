@@ -16,7 +16,6 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 from rdmacm.address import Gid
@@ -79,8 +78,7 @@ def arrivals(transport: UmadTransport, count: int) -> list[ReceivedMad]:
     poll = select.poll()
     poll.register(transport.fileno(), select.POLLIN)
     found: list[ReceivedMad] = []
-    deadline = time.monotonic() + PATIENCE
-    while len(found) < count and poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+    while len(found) < count and poll.poll(1000 * PATIENCE):
         found += transport.receive()
         if transport.dropped:
             break

@@ -7,7 +7,6 @@ import os
 import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -274,7 +273,6 @@ class VerbsEnd(End):
 
     def completions(self, of_sends: bool, number: int) -> list[Completion]:
         channel, cq = self._cqs[of_sends]
-        deadline = time.monotonic() + self.patience
         found: list[Completion] = []
         armed = False
         while len(found) < number:
@@ -290,7 +288,7 @@ class VerbsEnd(End):
                 armed = True
                 continue
             what = "send" if of_sends else "receive"
-            _readable(channel.contents.fd, max(0.0, deadline - time.monotonic()), f"completion of a {what}: {found}")
+            _readable(channel.contents.fd, self.patience, f"completion of a {what}: {found}")
             verbs.ibv_get_cq_event(channel, c.byref(c.c_void_p()), c.byref(c.c_void_p()))
             verbs.ibv_ack_cq_events(cq, 1)
             armed = False
