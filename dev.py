@@ -37,9 +37,9 @@
                                      connections), sa (path records of a simulated InfiniBand fabric) or guest (compared
                                      with the kernel's device and the C tools, in the machine of interop)
 
-"test" without ARGS runs several tests at a time and leaves out the tests marked slow; if CI is set, these follow, then
-those of interop, with a line for each part.  Those marked wallclock come last, alone, and up to twice more if they
-fail.  With ARGS it does nothing of that.  "test", "interop" and "bench" build the compiled core where there are a C
+"test" without ARGS runs several tests at a time and leaves out the tests marked slow; if CI is set, it runs all, and
+prints a line for each part.  Those marked wallclock come last, alone, and up to twice more if they fail.  With ARGS it
+does nothing of that.  "test", "interop" and "bench" build the compiled core where there are a C
 compiler and Python.h; with RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize",
 "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this file, when .venv is
 missing or out of date.  "core" needs a C compiler,
@@ -60,7 +60,6 @@ except ImportError:
 
 import argparse
 import hashlib
-import shlex
 import shutil
 import signal
 import subprocess
@@ -326,15 +325,6 @@ def _sanitizer_library() -> str:
     return subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
 
 
-#: The parts of all tests, in the order in which they run, with pytest's expression of their marks. Those that measure
-#: time come after them.
-PARTS = (
-    ("quick", "not slow and not wallclock"),
-    ("slow", "slow and not interop and not wallclock"),
-    ("interop", "interop and not wallclock"),
-)
-
-
 def test(arguments: list[str]) -> int:
     environment("test")
     _build_core()
@@ -346,27 +336,11 @@ def test(arguments: list[str]) -> int:
     pytest = [str(PYTHON), "-m", "pytest"]
     if arguments:
         return _become([*pytest, *arguments], environ)
-    measuring = [*pytest, "-m", "wallclock"]
-    if environ.get("CI"):
-        statuses = [_part(name, [*pytest, *_several(4), "-m", marks], environ) for name, marks in PARTS]
-    else:
-        statuses = [subprocess.call([*pytest, *_several(4), "-m", PARTS[0][1]], env=environ)]
-        measuring[-1] += " and not slow"
-    for status in statuses:
-        if status not in (0, 1):  # a run ended before its end, or was not possible
-            return status
-    return _measured(measuring, environ) or max(statuses)
-
-
-def _part(name: str, command: list[str], environ: dict[str, str]) -> int:
-    """Run a part of the tests, and print how it went, how long it took, and what repeats it."""
-    began = time.monotonic()
-    status = subprocess.call(command, env=environ)
-    end = f"--- {name}: {'failed' if status else 'passed'}, {time.monotonic() - began:.0f} s"
-    if status:
-        end += f"; to repeat it: CI=true python3 dev.py test {shlex.join(command[3:])}"
-    print(end, flush=True)
-    return status
+    fast = "" if environ.get("CI") else " and not slow"
+    status = subprocess.call([*pytest, *_several(4), "-m", "not wallclock" + fast], env=environ)
+    if status not in (0, 1):  # it was interrupted, or could not run
+        return status
+    return _measured([*pytest, "-m", "wallclock" + fast], environ) or status
 
 
 def _measured(pytest: list[str], environ: dict[str, str]) -> int:

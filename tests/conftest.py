@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
 
 from support.examples import EXAMPLES  # noqa: E402
+from support.parts import Parts  # noqa: E402
 from support.world import World  # noqa: E402
 
 # A time limit per example fails on a machine that is busy; pytest-timeout ends what hangs.
@@ -66,6 +68,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "emulated" if _is_emulated(nodeid) else nodeid.partition("::")[0]
 
     return Scheduler(config, log)
+
+
+class _PartsReport:
+    """Prints a line for each part of the tests, in the process that gets all reports."""
+
+    def __init__(self) -> None:
+        self.parts = Parts()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.parts.add(report)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self.parts.lines():
+            terminalreporter.write_line(line)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_PartsReport())
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
-"""dev.py builds the compiled core for the tests where it can, and says how each part of the tests went."""
+"""dev.py builds the compiled core for the tests where it can, and says in one line where it cannot."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
-import shlex
 import signal
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -87,19 +84,3 @@ def test_python_alone_needs_no_build(checkout: Checkout, monkeypatch: pytest.Mon
     monkeypatch.setenv("RDMACM_CORE", "python")
     checkout.prepare()
     assert checkout.builds == 0
-
-
-@pytest.mark.parametrize(
-    ("tests", "end"),
-    [
-        ("--version", r"passed, \d+ s"),
-        ("-m slow no_such_file", r"failed, \d+ s; to repeat it: CI=true python3 dev.py test -m slow no_such_file"),
-    ],
-)
-def test_a_part_of_the_tests_ends_with_a_line(
-    checkout: Checkout, capfd: pytest.CaptureFixture[str], tests: str, end: str
-) -> None:
-    command = [sys.executable, "-m", "pytest", *shlex.split(tests)]
-    status = checkout.dev._part("quick", command, dict(os.environ))
-    assert re.search(f"^--- quick: {end}\n$", capfd.readouterr().out, re.MULTILINE)
-    assert bool(status) is end.startswith("failed")
