@@ -75,10 +75,10 @@ class Member:
 
         def is_complete() -> bool:
             wcs = (Wc * 1)()
-            while poll(self.cq, 1, wcs):
+            if poll(self.cq, 1, wcs):
                 assert not wcs[0].status, f"status {wcs[0].status}"
-                found.append(Wc.from_buffer_copy(wcs[0]))
-            return len(found) >= self.count
+                found.append(wcs[0])
+            return len(found) == self.count
 
         eventually(is_complete, found)
         return found
