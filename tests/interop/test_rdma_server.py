@@ -12,7 +12,7 @@ ONE_WAY = "rdma_xserver, rdma_xclient: one message, private data"
 FAMILIES = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
-@pytest.mark.debian_kernel
+@pytest.mark.debian_kernel(in_ci=False)
 @pytest.mark.cell(WITH_ANSWER, "passive")
 @FAMILIES
 def test_librdmacms_rdma_client_reaches_our_server(guest: Guest, family: int) -> None:
@@ -25,7 +25,7 @@ def test_librdmacms_rdma_client_reaches_our_server(guest: Guest, family: int) ->
     assert done.status == 0
 
 
-@pytest.mark.debian_kernel
+@pytest.mark.debian_kernel(in_ci=False)
 @pytest.mark.cell(WITH_ANSWER, "active")
 @FAMILIES
 def test_our_rdma_client_reaches_librdmacms_server(guest: Guest, family: int) -> None:
