@@ -9,6 +9,8 @@
 #include "rdmacm_core.h"
 #include "rdmacm_wire.h"
 
+#define MODULE_NAME "rdmacm.proto._core"
+
 /* What keeps a buffer alive. */
 struct pin {
     struct rdmacm_pin link;
@@ -249,13 +251,24 @@ int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg);
 int queue_pair_clear(QueuePair *self);
 void queue_pair_dealloc(QueuePair *self);
 
-struct name {
-    PyObject **place;
-    const char *text;
-};
+/* The names of attributes: `names.addr` is a string, and so on. */
+#define FOR_NAMES(DO)                                                                                                  \
+    DO(_closed) DO(addr) DO(ah) DO(base) DO(core_route) DO(dest_qpn) DO(fence) DO(first_psn) DO(icrc) DO(imm)          \
+    DO(imm_data) DO(is_ipv6) DO(last_psn) DO(length) DO(lkey) DO(opcode) DO(pd) DO(qkey) DO(qp_num)                    \
+    DO(received_bytes) DO(remote_addr) DO(remote_qkey) DO(remote_qpn) DO(requested_packets) DO(rkey) DO(route)         \
+    DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(work) DO(wr_id)
+#define DECLARE_NAME(name) PyObject *name;
+extern struct names {
+    FOR_NAMES(DECLARE_NAME)
+} names;
 
-bool intern_names(const struct name *names, size_t count);
-
+/* A type of the module: a new reference, NULL with an exception. Instances have the structure of that name. */
+#define ADD_TYPE(module, structure, flags, slots)                                                                      \
+    add_type(module, MODULE_NAME "." #structure, sizeof(structure), flags, slots)
+PyTypeObject *add_type(PyObject *module, const char *name, size_t size, unsigned long flags, PyType_Slot *slots);
+#define SLOT(name, value) {Py_##name, (void *)(uintptr_t)(value)}
+/* A new object, whose fields are 0. NULL with an exception. */
+void *new_object(PyTypeObject *type);
 /* Replace an object by a new reference to another. */
 void set_object(PyObject **place, PyObject *object);
 void free_object(PyObject *self);
@@ -265,16 +278,14 @@ void append(PyObject **list, PyObject *item);
 PyObject *answer(bool is_done);
 /* A receive into the buffer of a pin. */
 struct rdmacm_recv recv_of(struct pin *pin);
-/* Make the base class of an engine and add it to the module: a new reference, NULL with an exception. Its __slots__
- * are its fields, so that a class above it does not make slots of its own for them. */
-PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,
-                              const PyGetSetDef *getsets);
+/* The __slots__ of the base class of an engine are its fields, so that a class above it does not make slots of its own
+ * for them. False with an exception. */
+bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets);
 bool memory_init(PyObject *module);
 bool rc_init(PyObject *module);
 bool wc_init(PyObject *module);
 bool wire_init(PyObject *module);
 bool connection_init(PyObject *module);
-bool requests_init(void);
 bool route_init(PyObject *module);
 bool ud_init(PyObject *module);
 /* See configure_datagrams(). */

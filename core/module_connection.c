@@ -8,9 +8,6 @@ typedef struct {
     struct rdmacm_conn conn;
 } Connection;
 
-static PyTypeObject *connection_type;
-static PyObject *s_remote_addr, *s_rkey;
-
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
@@ -51,8 +48,8 @@ static bool post_send(QueuePair *self, PyObject *object) {
     bool done = parse_send(object, &request) &&
                 begin_send(&self->rules, &send, request.opcode, request.flags, request.has_element);
     if (done && request.opcode != RDMACM_WR_SEND)
-        done = read_number(object, s_remote_addr, UINT64_MAX, &send.remote_addr) &&
-               read_number(object, s_rkey, UINT32_MAX, &rkey);
+        done = read_number(object, names.remote_addr, UINT64_MAX, &send.remote_addr) &&
+               read_number(object, names.rkey, UINT32_MAX, &rkey);
     send.rkey = (uint32_t)rkey;
     done = done && queue_send(self, request.wr_id, request.has_element ? &request.local : NULL, request.flags, &send);
     end_request(&request);
@@ -126,8 +123,7 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
         PyErr_SetString(PyExc_ValueError, "addresses of two families, a closed wire, or two connections of an engine");
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Connection *self = (Connection *)allocate(type, 0);
+    Connection *self = new_object(type);
     if (!self)
         return NULL;
     struct rdmacm_conn *conn = self->base.conn = &self->conn;
@@ -219,26 +215,15 @@ static PyMethodDef connection_methods[] = {
 };
 
 static PyType_Slot connection_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A connection of a wire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)connection_new},
-    {Py_tp_traverse, (void *)(uintptr_t)queue_pair_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)queue_pair_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)queue_pair_dealloc},
-    {Py_tp_methods, connection_methods},
+    SLOT(tp_doc, "A connection of a wire (docs/core.md)."),
+    SLOT(tp_new, connection_new),
+    SLOT(tp_traverse, queue_pair_traverse),
+    SLOT(tp_clear, queue_pair_clear),
+    SLOT(tp_dealloc, queue_pair_dealloc),
+    SLOT(tp_methods, connection_methods),
     {0, NULL},
 };
 
-static PyType_Spec connection_spec = {
-    .name = "rdmacm.proto._core.Connection",
-    .basicsize = sizeof(Connection),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = connection_slots,
-};
-
 bool connection_init(PyObject *module) {
-    static const struct name names[] = {{&s_remote_addr, "remote_addr"}, {&s_rkey, "rkey"}};
-    if (!intern_names(names, sizeof names / sizeof *names))
-        return false;
-    connection_type = (PyTypeObject *)PyType_FromSpec(&connection_spec);
-    return connection_type && PyModule_AddObjectRef(module, "Connection", (PyObject *)connection_type) == 0;
+    return ADD_TYPE(module, Connection, Py_TPFLAGS_HAVE_GC, connection_slots) != NULL;
 }

@@ -6,7 +6,7 @@
 PyTypeObject *queue_type;
 static PyTypeObject *wc_class;
 static allocfunc allocate_wc;
-static PyObject *success, *send_opcodes[5], *recv_opcode, *zero, *s_qp_num;
+static PyObject *success, *send_opcodes[5], *recv_opcode, *zero;
 
 /* -- completions ----------------------------------------------------------------------------------------------------- */
 
@@ -38,8 +38,7 @@ static bool find_places(PyTypeObject *type) {
     PyObject *size = PyObject_GetAttrString((PyObject *)type, "__basicsize__");
     size_t words = size ? PyLong_AsSize_t(size) / sizeof(void *) : 0;
     Py_XDECREF(size);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *wc = words && !PyErr_Occurred() ? allocate(type, 0) : NULL;
+    PyObject *wc = words && !PyErr_Occurred() ? new_object(type) : NULL;
     size_t found = 0;
     for (size_t i = 0; wc && i < WC_FIELDS; i++) {
         PyObject *value = PyList_New(0);
@@ -136,8 +135,7 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
         PyErr_SetString(PyExc_TypeError, "a Wire or None is wanted");
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    CompletionQueue *self = (CompletionQueue *)allocate(type, 0);
+    CompletionQueue *self = new_object(type);
     if (self) {
         self->cq.owner = self;
         self->cq.limit = limit > 0 ? (size_t)limit : 0;
@@ -223,7 +221,7 @@ static PyObject *queue_add(CompletionQueue *self, PyObject *completions) {
     Py_ssize_t added = 0;
     for (; added < count; added++) {
         PyObject *wc = Py_XNewRef(PyList_GetItem(completions, added));
-        PyObject *number = wc ? PyObject_GetAttr(wc, s_qp_num) : NULL;
+        PyObject *number = wc ? PyObject_GetAttr(wc, names.qp_num) : NULL;
         struct rdmacm_entry entry = {.object = wc, .qp_num = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0};
         Py_XDECREF(number);
         if (PyErr_Occurred()) {
@@ -398,29 +396,20 @@ static PyMethodDef queue_methods[] = {
 };
 
 static PyType_Slot queue_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The completions of a queue, oldest first."},
-    {Py_tp_new, (void *)(uintptr_t)queue_new},
-    {Py_tp_traverse, (void *)(uintptr_t)queue_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)queue_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)queue_dealloc},
-    {Py_tp_members, queue_members},
-    {Py_tp_getset, queue_getset},
-    {Py_tp_methods, queue_methods},
-    {Py_sq_length, (void *)(uintptr_t)queue_length},
+    SLOT(tp_doc, "The completions of a queue, oldest first."),
+    SLOT(tp_new, queue_new),
+    SLOT(tp_traverse, queue_traverse),
+    SLOT(tp_clear, queue_clear),
+    SLOT(tp_dealloc, queue_dealloc),
+    SLOT(tp_members, queue_members),
+    SLOT(tp_getset, queue_getset),
+    SLOT(tp_methods, queue_methods),
+    SLOT(sq_length, queue_length),
     {0, NULL},
 };
 
-static PyType_Spec queue_spec = {
-    .name = "rdmacm.proto._core.CompletionQueue",
-    .basicsize = sizeof(CompletionQueue),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = queue_slots,
-};
-
 bool wc_init(PyObject *module) {
-    queue_type = (PyTypeObject *)PyType_FromSpec(&queue_spec);
     zero = PyLong_FromLong(0);
-    s_qp_num = PyUnicode_InternFromString("qp_num");
-    return queue_type && zero && s_qp_num &&
-           PyModule_AddObjectRef(module, "CompletionQueue", (PyObject *)queue_type) == 0;
+    queue_type = ADD_TYPE(module, CompletionQueue, Py_TPFLAGS_HAVE_GC, queue_slots);
+    return zero && queue_type;
 }

@@ -9,9 +9,7 @@ typedef struct {
     PyObject *pd, *regions;
 } Datagrams;
 
-static PyTypeObject *datagrams_type;
 static PyObject *ah_class;
-static PyObject *s_imm_data, *s_ah, *s_remote_qpn, *s_remote_qkey, *s_pd, *s_core_route, *s_closed;
 
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
@@ -24,9 +22,9 @@ static bool has(PyObject *object, PyObject *name, const PyObject *wanted) {
 
 /* The route of a request's address handle: a new reference, NULL if the core does not know the handle. */
 static Route *route_of(const Datagrams *self, PyObject *request) {
-    PyObject *ah = PyObject_GetAttr(request, s_ah), *route = NULL;
-    if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, s_closed, Py_False) && has(ah, s_pd, self->pd))
-        route = PyObject_GetAttr(ah, s_core_route);
+    PyObject *ah = PyObject_GetAttr(request, names.ah), *route = NULL;
+    if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, names._closed, Py_False) && has(ah, names.pd, self->pd))
+        route = PyObject_GetAttr(ah, names.core_route);
     Py_XDECREF(ah);
     if (route && Py_TYPE(route) == route_type) {
         Route *found = (Route *)route;
@@ -59,9 +57,9 @@ static bool post_send(QueuePair *self, PyObject *object) {
     uint64_t qpn, qkey, imm = 0;
     uint8_t *data;
     bool done = parse_send(object, &request) && begin_send(&self->rules, &request, &send) &&
-                read_number(object, s_remote_qpn, RDMACM_QPN_MASK, &qpn) &&
-                read_number(object, s_remote_qkey, UINT32_MAX, &qkey) &&
-                (!send.has_imm || read_number(object, s_imm_data, UINT32_MAX, &imm));
+                read_number(object, names.remote_qpn, RDMACM_QPN_MASK, &qpn) &&
+                read_number(object, names.remote_qkey, UINT32_MAX, &qkey) &&
+                (!send.has_imm || read_number(object, names.imm_data, UINT32_MAX, &imm));
     Route *route = done ? route_of((Datagrams *)self, object) : NULL;
     if (route)
         pin = pin_data(&self->rules, request.wr_id, request.has_element ? &request.local : NULL, request.flags,
@@ -155,8 +153,7 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     UdCore *core = (UdCore *)parts.core;
     if (!((Wire *)parts.wire)->wire || core->is_shared || core->ud.sends_count)
         return PyErr_Format(PyExc_ValueError, "a closed wire, or an engine that is on a wire or has to send");
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Datagrams *self = (Datagrams *)allocate(type, 0);
+    Datagrams *self = new_object(type);
     if (!self)
         return NULL;
     struct rdmacm_ud_end *end = &self->end;
@@ -219,20 +216,13 @@ static PyMethodDef datagrams_methods[] = {
 };
 
 static PyType_Slot datagrams_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A datagram queue pair of a wire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)datagrams_new},
-    {Py_tp_traverse, (void *)(uintptr_t)datagrams_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)datagrams_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)datagrams_dealloc},
-    {Py_tp_methods, datagrams_methods},
+    SLOT(tp_doc, "A datagram queue pair of a wire (docs/core.md)."),
+    SLOT(tp_new, datagrams_new),
+    SLOT(tp_traverse, datagrams_traverse),
+    SLOT(tp_clear, datagrams_clear),
+    SLOT(tp_dealloc, datagrams_dealloc),
+    SLOT(tp_methods, datagrams_methods),
     {0, NULL},
-};
-
-static PyType_Spec datagrams_spec = {
-    .name = "rdmacm.proto._core.Datagrams",
-    .basicsize = sizeof(Datagrams),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = datagrams_slots,
 };
 
 PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -245,13 +235,5 @@ PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 bool datagrams_init(PyObject *module) {
-    static const struct name names[] = {
-        {&s_imm_data, "imm_data"},   {&s_ah, "ah"}, {&s_remote_qpn, "remote_qpn"},
-        {&s_remote_qkey, "remote_qkey"}, {&s_pd, "pd"}, {&s_core_route, "core_route"},
-        {&s_closed, "_closed"},
-    };
-    if (!intern_names(names, sizeof names / sizeof *names))
-        return false;
-    datagrams_type = (PyTypeObject *)PyType_FromSpec(&datagrams_spec);
-    return datagrams_type && PyModule_AddObjectRef(module, "Datagrams", (PyObject *)datagrams_type) == 0;
+    return ADD_TYPE(module, Datagrams, Py_TPFLAGS_HAVE_GC, datagrams_slots) != NULL;
 }

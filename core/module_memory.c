@@ -12,7 +12,6 @@ PyTypeObject *regions_type;
 PyObject *unsignaled_class;
 /* How to make what the engine has of a request that was posted directly. */
 static PyObject *make_send_work, *make_recv_work;
-static PyObject *s_wr_id;
 
 /* -- pins ------------------------------------------------------------------------------------------------------------ */
 
@@ -56,7 +55,7 @@ void drop_pin(void *pointer) {
 }
 
 PyObject *wr_id_of(const struct pin *pin) {
-    return pin->owner ? PyObject_GetAttr(pin->owner, s_wr_id) : Py_XNewRef(pin->wr_id);
+    return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
 
 struct rdmacm_recv recv_of(struct pin *pin) {
@@ -204,20 +203,13 @@ static PyMethodDef regions_methods[] = {
 };
 
 static PyType_Slot regions_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The registered memory of a device, by key."},
-    {Py_tp_traverse, (void *)(uintptr_t)regions_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)regions_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)regions_dealloc},
-    {Py_tp_methods, regions_methods},
-    {Py_sq_length, (void *)(uintptr_t)regions_length},
+    SLOT(tp_doc, "The registered memory of a device, by key."),
+    SLOT(tp_traverse, regions_traverse),
+    SLOT(tp_clear, regions_clear),
+    SLOT(tp_dealloc, regions_dealloc),
+    SLOT(tp_methods, regions_methods),
+    SLOT(sq_length, regions_length),
     {0, NULL},
-};
-
-static PyType_Spec regions_spec = {
-    .name = "rdmacm.proto._core.Regions",
-    .basicsize = sizeof(Regions),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = regions_slots,
 };
 
 PyObject *configure_works(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -231,9 +223,6 @@ PyObject *configure_works(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 bool memory_init(PyObject *module) {
-    const struct name names[] = {{&s_wr_id, "wr_id"}};
-    if (!intern_names(names, 1))
-        return false;
-    regions_type = (PyTypeObject *)PyType_FromSpec(&regions_spec);
-    return regions_type && PyModule_AddObjectRef(module, "Regions", (PyObject *)regions_type) == 0;
+    regions_type = ADD_TYPE(module, Regions, Py_TPFLAGS_HAVE_GC, regions_slots);
+    return regions_type != NULL;
 }

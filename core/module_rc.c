@@ -4,16 +4,13 @@
 #include <string.h>
 
 PyTypeObject *core_type;
-static PyObject *s_opcode, *s_segments, *s_signaled, *s_solicited, *s_fence, *s_remote_addr, *s_rkey, *s_wr_id,
-    *s_length, *s_first_psn, *s_last_psn, *s_received_bytes, *s_requested_packets;
 /* Too large for a stack. One call at a time uses it, because it keeps the interpreter's lock. */
 static struct rdmacm_out out;
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *core_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    RcCore *self = (RcCore *)allocate(type, 0);
+    RcCore *self = new_object(type);
     if (self)
         rdmacm_rc_init(&self->rc);
     return (PyObject *)self;
@@ -119,7 +116,7 @@ static int get_truth(PyObject *object, PyObject *name) {
 }
 
 struct pin *pin_segment(PyObject *work, int flags) {
-    PyObject *segments = PyObject_GetAttr(work, s_segments), *segment = NULL;
+    PyObject *segments = PyObject_GetAttr(work, names.segments), *segment = NULL;
     if (!segments)
         return NULL;
     Py_ssize_t count = PySequence_Size(segments);
@@ -142,10 +139,10 @@ static bool get_progress(PyObject *work, struct rdmacm_send *send) {
         uint32_t *place;
         uint64_t most;
     } progress[] = {
-        {s_first_psn, &send->first_psn, RDMACM_PSN_MASK},
-        {s_last_psn, &send->last_psn, RDMACM_PSN_MASK},
-        {s_received_bytes, &send->received_bytes, UINT32_MAX},
-        {s_requested_packets, &send->requested_packets, UINT32_MAX},
+        {names.first_psn, &send->first_psn, RDMACM_PSN_MASK},
+        {names.last_psn, &send->last_psn, RDMACM_PSN_MASK},
+        {names.received_bytes, &send->received_bytes, UINT32_MAX},
+        {names.requested_packets, &send->requested_packets, UINT32_MAX},
     };
     size_t count = send->opcode == RDMACM_WR_READ ? sizeof progress / sizeof *progress : 2;
     for (size_t i = 0; i < count; i++) {
@@ -159,10 +156,10 @@ static bool get_progress(PyObject *work, struct rdmacm_send *send) {
 
 /* Whether the success of a request is not shown to the user: 1, 0, or -1 for an exception. */
 static int has_no_completion(PyObject *work) {
-    int is_signaled = get_truth(work, s_signaled);
+    int is_signaled = get_truth(work, names.signaled);
     if (is_signaled <= 0 || !unsignaled_class)
         return is_signaled < 0 ? -1 : !is_signaled;
-    PyObject *wr_id = PyObject_GetAttr(work, s_wr_id);
+    PyObject *wr_id = PyObject_GetAttr(work, names.wr_id);
     if (!wr_id)
         return -1;
     bool unsignaled = (PyObject *)Py_TYPE(wr_id) == unsignaled_class;
@@ -175,15 +172,15 @@ static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
     uint64_t opcode, rkey;
     if (!self->rc.core_owns_queues)
         return false;
-    if (!get_number(work, s_opcode, 255, &opcode))
+    if (!get_number(work, names.opcode, 255, &opcode))
         return false;
     if (opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ)
         return false;
     struct rdmacm_send send = {.opcode = (uint8_t)opcode};
-    if (!get_number(work, s_remote_addr, UINT64_MAX, &send.remote_addr) ||
-        !get_number(work, s_rkey, UINT32_MAX, &rkey))
+    if (!get_number(work, names.remote_addr, UINT64_MAX, &send.remote_addr) ||
+        !get_number(work, names.rkey, UINT32_MAX, &rkey))
         return false;
-    int fence = get_truth(work, s_fence), solicited = get_truth(work, s_solicited);
+    int fence = get_truth(work, names.fence), solicited = get_truth(work, names.solicited);
     if (fence || solicited < 0)
         return false;
     if (has_begun && !get_progress(work, &send))
@@ -282,7 +279,7 @@ static PyObject *list_datagrams(const struct made *made, size_t done, size_t cou
 /* Append the WC of a completion to a list, unless it is that of an unsignaled send. */
 static bool append_wc(RcCore *self, const struct rdmacm_completion *completion, PyObject *completed) {
     const struct pin *pin = completion->pin;
-    int is_wanted = completion->is_recv || !pin->owner ? 1 : get_truth(pin->owner, s_signaled);
+    int is_wanted = completion->is_recv || !pin->owner ? 1 : get_truth(pin->owner, names.signaled);
     if (is_wanted <= 0)
         return is_wanted == 0;
     PyObject *wr_id = wr_id_of(pin);
@@ -446,11 +443,11 @@ static bool set_number(PyObject *object, PyObject *name, uint32_t value) {
 static bool give_send(PyObject *list, const struct rdmacm_send *send, bool has_begun) {
     PyObject *work = work_of_send(send);
     drop_pin(send->pin);
-    bool done = work && (!has_begun || (set_number(work, s_length, send->length) &&
-                               set_number(work, s_first_psn, send->first_psn) &&
-                               set_number(work, s_last_psn, send->last_psn) &&
-                               set_number(work, s_received_bytes, send->received_bytes) &&
-                               set_number(work, s_requested_packets, send->requested_packets)));
+    bool done = work && (!has_begun || (set_number(work, names.length, send->length) &&
+                               set_number(work, names.first_psn, send->first_psn) &&
+                               set_number(work, names.last_psn, send->last_psn) &&
+                               set_number(work, names.received_bytes, send->received_bytes) &&
+                               set_number(work, names.requested_packets, send->requested_packets)));
     done = done && PyList_Append(list, work) == 0;
     Py_XDECREF(work);
     return done;
@@ -649,44 +646,18 @@ static PyMethodDef core_methods[] = {
 };
 
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The fields and queues of a reliable connection (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)core_new},
-    {Py_tp_traverse, (void *)(uintptr_t)core_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)core_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)core_dealloc},
-    {Py_tp_members, core_members},
-    {Py_tp_getset, core_getset},
-    {Py_tp_methods, core_methods},
+    SLOT(tp_doc, "The fields and queues of a reliable connection (docs/core.md)."),
+    SLOT(tp_new, core_new),
+    SLOT(tp_traverse, core_traverse),
+    SLOT(tp_clear, core_clear),
+    SLOT(tp_dealloc, core_dealloc),
+    SLOT(tp_members, core_members),
+    SLOT(tp_getset, core_getset),
+    SLOT(tp_methods, core_methods),
     {0, NULL},
 };
 
-static PyType_Spec core_spec = {
-    .name = "rdmacm.proto._core.RcCore",
-    .basicsize = sizeof(RcCore),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = core_slots,
-};
-
-static bool intern_own_names(void) {
-    static const struct name names[] = {
-        {&s_opcode, "opcode"},
-        {&s_segments, "segments"},
-        {&s_signaled, "signaled"},
-        {&s_solicited, "solicited"},
-        {&s_fence, "fence"},
-        {&s_remote_addr, "remote_addr"},
-        {&s_rkey, "rkey"},
-        {&s_wr_id, "wr_id"},
-        {&s_length, "length"},
-        {&s_first_psn, "first_psn"},
-        {&s_last_psn, "last_psn"},
-        {&s_received_bytes, "received_bytes"},
-        {&s_requested_packets, "requested_packets"},
-    };
-    return intern_names(names, sizeof names / sizeof *names);
-}
-
 bool rc_init(PyObject *module) {
-    core_type = intern_own_names() ? add_fields_type(module, "RcCore", &core_spec, core_members, core_getset) : NULL;
-    return core_type != NULL;
+    core_type = ADD_TYPE(module, RcCore, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, core_slots);
+    return core_type && set_fields(core_type, core_members, core_getset);
 }

@@ -6,15 +6,13 @@
 PyTypeObject *ud_core_type;
 /* How to make what the engine has of a datagram that was posted directly. */
 static PyObject *make_send;
-static PyObject *s_work, *s_route, *s_icrc, *s_dest_qpn, *s_qkey, *s_opcode, *s_imm, *s_solicited, *s_base, *s_is_ipv6;
 /* Too large for a stack. */
 static struct rdmacm_out out;
 
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
 static PyObject *ud_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return allocate(type, 0);
+    return new_object(type);
 }
 
 static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
@@ -60,14 +58,14 @@ static void ud_dealloc(UdCore *self) {
 /* Read the fields of a UdSend and of its work. False, perhaps with an exception, if it is not one of the core's. */
 static bool read_send(PyObject *object, PyObject *work, struct rdmacm_ud_send *send) {
     uint64_t opcode, imm = 0, dest_qpn, qkey, base;
-    PyObject *solicited = PyObject_GetAttr(work, s_solicited), *icrc = PyObject_GetAttr(object, s_icrc);
-    PyObject *is_ipv6 = icrc ? PyObject_GetAttr(icrc, s_is_ipv6) : NULL;
+    PyObject *solicited = PyObject_GetAttr(work, names.solicited), *icrc = PyObject_GetAttr(object, names.icrc);
+    PyObject *is_ipv6 = icrc ? PyObject_GetAttr(icrc, names.is_ipv6) : NULL;
     int is_solicited = solicited ? PyObject_IsTrue(solicited) : -1;
-    bool done = is_solicited >= 0 && is_ipv6 && read_number(work, s_opcode, UINT8_MAX, &opcode) &&
+    bool done = is_solicited >= 0 && is_ipv6 && read_number(work, names.opcode, UINT8_MAX, &opcode) &&
                 (opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_SEND_WITH_IMM) &&
-                read_number(object, s_dest_qpn, UINT32_MAX, &dest_qpn) &&
-                read_number(object, s_qkey, UINT32_MAX, &qkey) && read_number(icrc, s_base, UINT32_MAX, &base) &&
-                (opcode == RDMACM_WR_SEND || read_number(work, s_imm, UINT32_MAX, &imm));
+                read_number(object, names.dest_qpn, UINT32_MAX, &dest_qpn) &&
+                read_number(object, names.qkey, UINT32_MAX, &qkey) && read_number(icrc, names.base, UINT32_MAX, &base) &&
+                (opcode == RDMACM_WR_SEND || read_number(work, names.imm, UINT32_MAX, &imm));
     if (done) {
         send->has_imm = opcode == RDMACM_WR_SEND_WITH_IMM;
         send->imm = (uint32_t)imm;
@@ -87,7 +85,7 @@ static PyObject *ud_post_send(UdCore *self, PyObject *object) {
     struct rdmacm_ud_send send = {0};
     if (!self->ud.core_sends || self->is_shared)
         Py_RETURN_FALSE;
-    PyObject *work = PyObject_GetAttr(object, s_work), *route = PyObject_GetAttr(object, s_route);
+    PyObject *work = PyObject_GetAttr(object, names.work), *route = PyObject_GetAttr(object, names.route);
     struct pin *pin = work && route && read_send(object, work, &send) ? pin_segment(work, PyBUF_SIMPLE) : NULL;
     bool done = false;
     if (pin) {
@@ -328,40 +326,20 @@ static PyMethodDef ud_methods[] = {
 };
 
 static PyType_Slot ud_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The fields and queues of a datagram queue pair (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)ud_new},
-    {Py_tp_traverse, (void *)(uintptr_t)ud_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)ud_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)ud_dealloc},
-    {Py_tp_members, ud_members},
-    {Py_tp_getset, ud_getset},
-    {Py_tp_methods, ud_methods},
+    SLOT(tp_doc, "The fields and queues of a datagram queue pair (docs/core.md)."),
+    SLOT(tp_new, ud_new),
+    SLOT(tp_traverse, ud_traverse),
+    SLOT(tp_clear, ud_clear),
+    SLOT(tp_dealloc, ud_dealloc),
+    SLOT(tp_members, ud_members),
+    SLOT(tp_getset, ud_getset),
+    SLOT(tp_methods, ud_methods),
     {0, NULL},
-};
-
-static PyType_Spec ud_spec = {
-    .name = "rdmacm.proto._core.UdCore",
-    .basicsize = sizeof(UdCore),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = ud_slots,
 };
 
 void set_make_datagram(PyObject *make) { set_object(&make_send, make); }
 
 bool ud_init(PyObject *module) {
-    static const struct name names[] = {
-        {&s_work, "work"},
-        {&s_route, "route"},
-        {&s_icrc, "icrc"},
-        {&s_dest_qpn, "dest_qpn"},
-        {&s_qkey, "qkey"},
-        {&s_opcode, "opcode"},
-        {&s_imm, "imm"},
-        {&s_solicited, "solicited"},
-        {&s_base, "base"},
-        {&s_is_ipv6, "is_ipv6"},
-    };
-    if (intern_names(names, sizeof names / sizeof *names))
-        ud_core_type = add_fields_type(module, "UdCore", &ud_spec, ud_members, ud_getset);
-    return ud_core_type != NULL;
+    ud_core_type = ADD_TYPE(module, UdCore, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, ud_slots);
+    return ud_core_type && set_fields(ud_core_type, ud_members, ud_getset);
 }

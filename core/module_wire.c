@@ -20,8 +20,7 @@ static PyTypeObject *lock_type;
 /* -- the lock -------------------------------------------------------------------------------------------------------- */
 
 static PyObject *lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Lock *self = (Lock *)allocate(type, 0);
+    Lock *self = new_object(type);
     if (self && !rdmacm_lock_init(&self->lock)) {
         Py_DECREF((PyObject *)self);
         return PyErr_NoMemory();
@@ -81,18 +80,11 @@ static PyMethodDef lock_methods[] = {
 };
 
 static PyType_Slot lock_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A lock as threading.RLock, which threads without an interpreter can take too."},
-    {Py_tp_new, (void *)(uintptr_t)lock_new},
-    {Py_tp_dealloc, (void *)(uintptr_t)lock_dealloc},
-    {Py_tp_methods, lock_methods},
+    SLOT(tp_doc, "A lock as threading.RLock, which threads without an interpreter can take too."),
+    SLOT(tp_new, lock_new),
+    SLOT(tp_dealloc, lock_dealloc),
+    SLOT(tp_methods, lock_methods),
     {0, NULL},
-};
-
-static PyType_Spec lock_spec = {
-    .name = "rdmacm.proto._core.Lock",
-    .basicsize = sizeof(Lock),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = lock_slots,
 };
 
 /* -- the mutex ------------------------------------------------------------------------------------------------------- */
@@ -268,8 +260,7 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     PyObject *lock, *on_events, *sleepers;
     if (!PyArg_ParseTuple(args, "O!OO", lock_type, &lock, &on_events, &sleepers))
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Wire *self = (Wire *)allocate(type, 0);
+    Wire *self = new_object(type);
     if (!self)
         return NULL;
     self->wire = rdmacm_wire_new();
@@ -855,27 +846,19 @@ static PyMethodDef wire_methods[] = {
 };
 
 static PyType_Slot wire_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "Wire(lock, on_events, sleepers): the sockets of a UdpWire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)wire_new},
-    {Py_tp_traverse, (void *)(uintptr_t)wire_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)wire_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)wire_dealloc},
-    {Py_tp_getset, wire_getset},
-    {Py_tp_members, wire_members},
-    {Py_tp_methods, wire_methods},
+    SLOT(tp_doc, "Wire(lock, on_events, sleepers): the sockets of a UdpWire (docs/core.md)."),
+    SLOT(tp_new, wire_new),
+    SLOT(tp_traverse, wire_traverse),
+    SLOT(tp_clear, wire_clear),
+    SLOT(tp_dealloc, wire_dealloc),
+    SLOT(tp_getset, wire_getset),
+    SLOT(tp_members, wire_members),
+    SLOT(tp_methods, wire_methods),
     {0, NULL},
 };
 
-static PyType_Spec wire_spec = {
-    .name = "rdmacm.proto._core.Wire",
-    .basicsize = sizeof(Wire),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = wire_slots,
-};
-
 bool wire_init(PyObject *module) {
-    lock_type = (PyTypeObject *)PyType_FromSpec(&lock_spec);
-    wire_type = (PyTypeObject *)PyType_FromSpec(&wire_spec);
-    return lock_type && wire_type && PyModule_AddObjectRef(module, "Lock", (PyObject *)lock_type) == 0 &&
-           PyModule_AddObjectRef(module, "Wire", (PyObject *)wire_type) == 0 && connection_init(module);
+    lock_type = ADD_TYPE(module, Lock, 0, lock_slots);
+    wire_type = ADD_TYPE(module, Wire, Py_TPFLAGS_HAVE_GC, wire_slots);
+    return lock_type && wire_type;
 }
