@@ -21,7 +21,7 @@ struct pin {
     size_t uses;         /* of a region: itself, and the requests that use it */
     Py_buffer view;
     bool has_view;
-    bool unsignaled; /* whether its success makes no completion */
+    bool unsignaled; /* whether its success makes no completion, as its maker has asked */
 };
 
 typedef struct {
@@ -124,21 +124,37 @@ struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags);
 void drop_pin(void *pin);
 /* That of a request with at most one segment; NULL without an exception where the core does not take it. */
 struct pin *pin_segment(PyObject *work, int flags);
-/* Whether the collector may look into it: the same as Py_VISIT() of its owner. */
-int visit_pin(const void *pin, visitproc visit, void *arg);
+/* Drop the pin of a request that was refused. Whether it was kept. */
+bool keep_pin(struct pin *pin, bool is_kept);
+/* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not survive.
+ * A buffer that is in use is kept instead, and so is what it refers to. */
+static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)pin)->owner; }
 /* Its buffer as the engine has it: a tuple of one view, or of none. */
 PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length);
 /* The SendWork of a request, and the RecvWork of a receive: a new reference. */
 PyObject *work_of_send(const struct rdmacm_send *send);
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
-/* The bytes of a datagram. This never runs the collector, which might run code that uses `out`. */
-PyObject *join_pieces(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram);
+
+/* What an engine has built last. Too large for a stack. One call at a time uses it, because it keeps the interpreter's
+ * lock. */
+extern struct rdmacm_out built;
+/* A datagram of an engine that has no wire. */
+struct made {
+    PyObject *route; /* NULL of a connection, which has one route */
+    PyObject *bytes;
+    Py_ssize_t segment;
+};
+/* Add those of `built` to `made`, which has `count`. To make bytes runs no other code, so the mutex may be held. False
+ * without memory. */
+bool copy_datagrams(PyObject *route, struct made *made, size_t *count);
+/* A list of ([bytes], segment), or of (route, [bytes], segment), if these are all of them. Their references end. */
+PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete);
 
 /* Move completions out of an engine, before anything else can: `moved` of them to memory that PyMem_Free() frees. NULL
  * if there are none. Without memory they stay. */
 struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved);
-/* A completion of success, as Python has it. */
-PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
+/* Append the WCs of those that were moved to a list, and free them. False with an exception. */
+bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size_t count, uint32_t qp_num);
 /* The number that its request was posted with: a new reference. */
 PyObject *wr_id_of(const struct pin *pin);
 
@@ -182,6 +198,9 @@ struct request {
 bool number_of(PyObject *value, uint64_t most, uint64_t *number);
 /* The same from an attribute. */
 bool read_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *number);
+bool read_uint32(PyObject *object, PyObject *name, uint32_t most, uint32_t *number);
+/* Whether an attribute is true. False with an exception. */
+bool read_truth(PyObject *object, PyObject *name, bool *truth);
 /* False if it is not one of those that the core takes. end_request() comes after either result. */
 bool parse_send(PyObject *object, struct request *request);
 bool parse_recv(PyObject *object, struct request *request);

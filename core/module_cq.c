@@ -74,7 +74,7 @@ struct rdmacm_completion *move_completions(struct rdmacm_completions *completion
     return copy;
 }
 
-PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
+static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
     if (!wc_class) {
         PyErr_SetString(PyExc_RuntimeError, "configure_wc() was not called");
         return NULL;
@@ -102,6 +102,34 @@ PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, u
     set(wc, WC_HAS_GRH, Py_NewRef(completion->is_datagram ? Py_True : Py_False));
     set(wc, WC_VENDOR_ERR, Py_NewRef(zero));
     return wc;
+}
+
+/* Append the WC of a completion to a list, unless it is that of an unsignaled request. */
+static bool append_wc(PyObject *completed, const struct rdmacm_completion *completion, uint32_t qp_num) {
+    const struct pin *pin = completion->pin;
+    if (pin->owner && pin->unsignaled)
+        return true;
+    PyObject *wr_id = wr_id_of(pin);
+    if (wr_id && pin->unsignaled) {
+        PyObject *number = wr_id;
+        wr_id = PyObject_CallFunctionObjArgs(unsignaled_class, number, NULL);
+        Py_DECREF(number);
+    }
+    PyObject *wc = wr_id ? make_wc(wr_id, completion, qp_num) : NULL;
+    bool done = wc && PyList_Append(completed, wc) == 0;
+    Py_XDECREF(wc);
+    Py_XDECREF(wr_id);
+    return done;
+}
+
+bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size_t count, uint32_t qp_num) {
+    bool is_right = true;
+    for (size_t i = 0; i < count; i++) {
+        is_right = is_right && append_wc(completed, &completions[i], qp_num);
+        drop_pin(completions[i].pin);
+    }
+    PyMem_Free(completions);
+    return is_right;
 }
 
 PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {

@@ -54,6 +54,12 @@ void drop_pin(void *pointer) {
     Py_XDECREF(held.route);
 }
 
+bool keep_pin(struct pin *pin, bool is_kept) {
+    if (!is_kept)
+        drop_pin(pin);
+    return is_kept;
+}
+
 PyObject *wr_id_of(const struct pin *pin) {
     return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
@@ -100,25 +106,13 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv) {
     return segments ? PyObject_CallFunction(make_recv_work, "ONI", pin->wr_id, segments, recv->lkey) : NULL;
 }
 
-/* The buffer is not visited: the collector would clear a memoryview that is in use, which CPython does not survive. A
- * buffer that is in use is kept instead, and so is what it refers to. */
-int visit_pin(const void *pointer, visitproc visit, void *arg) {
-    const struct pin *pin = pointer;
-    Py_VISIT(pin->owner);
-    return 0;
-}
-
 /* -- regions --------------------------------------------------------------------------------------------------------- */
 
 static int regions_traverse(Regions *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    for (size_t i = 0; i < self->regions.capacity; i++) {
-        if (self->regions.slots[i].key) {
-            int result = visit_pin(self->regions.slots[i].pin, visit, arg);
-            if (result)
-                return result;
-        }
-    }
+    for (size_t i = 0; i < self->regions.capacity; i++)
+        if (self->regions.slots[i].key)
+            Py_VISIT(owner_of(self->regions.slots[i].pin));
     return 0;
 }
 

@@ -22,6 +22,21 @@ bool read_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *numb
     return is_right;
 }
 
+bool read_uint32(PyObject *object, PyObject *name, uint32_t most, uint32_t *number) {
+    uint64_t found = 0;
+    bool is_right = read_number(object, name, most, &found);
+    *number = (uint32_t)found;
+    return is_right;
+}
+
+bool read_truth(PyObject *object, PyObject *name, bool *truth) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    int found = value ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    *truth = found > 0;
+    return found >= 0;
+}
+
 /* The one element of `sg`: 1, a new reference; 0: it is empty; -1: neither. */
 static int get_element(PyObject *request, PyObject **element) {
     PyObject *sg = PyObject_GetAttr(request, names.sg);

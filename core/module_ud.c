@@ -6,8 +6,6 @@
 PyTypeObject *ud_core_type;
 /* How to make what the engine has of a datagram that was posted directly. */
 static PyObject *make_send;
-/* Too large for a stack. */
-static struct rdmacm_out out;
 
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
@@ -17,17 +15,16 @@ static PyObject *ud_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject 
 
 static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
     struct rdmacm_ud *ud = &self->ud;
-    int result = 0;
     Py_VISIT(Py_TYPE((PyObject *)self));
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
-    for (size_t i = 0; i < ud->sends_count && !result; i++)
-        result = visit_pin(rdmacm_ud_send_at(ud, i)->pin, visit, arg);
-    for (size_t i = 0; i < ud->recvs_count && !result; i++)
-        result = visit_pin(rdmacm_ud_recv_at(ud, i)->pin, visit, arg);
-    for (size_t i = 0; i < ud->completions.count && !result; i++)
-        result = visit_pin(ud->completions.items[i].pin, visit, arg);
-    return result;
+    for (size_t i = 0; i < ud->sends_count; i++)
+        Py_VISIT(owner_of(rdmacm_ud_send_at(ud, i)->pin));
+    for (size_t i = 0; i < ud->recvs_count; i++)
+        Py_VISIT(owner_of(rdmacm_ud_recv_at(ud, i)->pin));
+    for (size_t i = 0; i < ud->completions.count; i++)
+        Py_VISIT(owner_of(ud->completions.items[i].pin));
+    return 0;
 }
 
 static int ud_clear(UdCore *self) {
@@ -57,28 +54,17 @@ static void ud_dealloc(UdCore *self) {
 
 /* Read the fields of a UdSend and of its work. False, perhaps with an exception, if it is not one of the core's. */
 static bool read_send(PyObject *object, PyObject *work, struct rdmacm_ud_send *send) {
-    uint64_t opcode, imm = 0, dest_qpn, qkey, base;
-    PyObject *solicited = PyObject_GetAttr(work, names.solicited), *icrc = PyObject_GetAttr(object, names.icrc);
-    PyObject *is_ipv6 = icrc ? PyObject_GetAttr(icrc, names.is_ipv6) : NULL;
-    int is_solicited = solicited ? PyObject_IsTrue(solicited) : -1;
-    bool done = is_solicited >= 0 && is_ipv6 && read_number(work, names.opcode, UINT8_MAX, &opcode) &&
-                (opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_SEND_WITH_IMM) &&
-                read_number(object, names.dest_qpn, UINT32_MAX, &dest_qpn) &&
-                read_number(object, names.qkey, UINT32_MAX, &qkey) && read_number(icrc, names.base, UINT32_MAX, &base) &&
-                (opcode == RDMACM_WR_SEND || read_number(work, names.imm, UINT32_MAX, &imm));
-    if (done) {
-        send->has_imm = opcode == RDMACM_WR_SEND_WITH_IMM;
-        send->imm = (uint32_t)imm;
-        send->dest_qpn = (uint32_t)dest_qpn;
-        send->qkey = (uint32_t)qkey;
-        send->flow.base = (uint32_t)base;
-        send->flow.is_ipv6 = is_ipv6 == Py_True;
-        send->solicited = is_solicited;
-    }
-    Py_XDECREF(solicited);
-    Py_XDECREF(is_ipv6);
+    uint64_t opcode;
+    PyObject *icrc = PyObject_GetAttr(object, names.icrc);
+    bool done = icrc && read_uint32(icrc, names.base, UINT32_MAX, &send->flow.base) &&
+                read_truth(icrc, names.is_ipv6, &send->flow.is_ipv6) &&
+                read_truth(work, names.solicited, &send->solicited) &&
+                read_number(work, names.opcode, UINT8_MAX, &opcode) && rdmacm_ud_has(opcode) &&
+                read_uint32(object, names.dest_qpn, UINT32_MAX, &send->dest_qpn) &&
+                read_uint32(object, names.qkey, UINT32_MAX, &send->qkey);
     Py_XDECREF(icrc);
-    return done;
+    send->has_imm = done && opcode == RDMACM_WR_SEND_WITH_IMM;
+    return done && (!send->has_imm || read_uint32(work, names.imm, UINT32_MAX, &send->imm));
 }
 
 static PyObject *ud_post_send(UdCore *self, PyObject *object) {
@@ -90,17 +76,13 @@ static PyObject *ud_post_send(UdCore *self, PyObject *object) {
     bool done = false;
     if (pin) {
         set_object(&pin->owner, object); /* it has the work and the route */
+        struct rdmacm_recv buffer = recv_of(pin);
         send.pin = pin;
         send.route = route;
-        bool is_short = true;
-        if (pin->has_view) {
-            is_short = pin->view.len <= RDMACM_UD_MOST_PAYLOAD;
-            send.data = pin->view.buf;
-            send.length = is_short ? (uint32_t)pin->view.len : 0;
-        }
-        done = is_short && rdmacm_ud_post_send(&self->ud, &send);
-        if (!done)
-            drop_pin(pin);
+        send.data = buffer.data;
+        send.length = (uint32_t)buffer.length;
+        done = buffer.length <= RDMACM_UD_MOST_PAYLOAD && rdmacm_ud_post_send(&self->ud, &send);
+        keep_pin(pin, done);
     }
     Py_XDECREF(work);
     Py_XDECREF(route);
@@ -115,9 +97,7 @@ static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_ud_post_recv(&self->ud, &recv);
     leave_shared(is_entered);
-    if (!done)
-        drop_pin(pin);
-    return answer(done);
+    return answer(keep_pin(pin, done));
 }
 
 /* The UdSend of a datagram: a new reference. */
@@ -181,21 +161,6 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
 
 /* -- packets --------------------------------------------------------------------------------------------------------- */
 
-/* Append completions that were moved to a list, and free them. */
-static bool append_all(struct rdmacm_completion *completions, size_t count, uint32_t qp_num, PyObject *completed) {
-    bool is_right = true;
-    for (size_t i = 0; i < count; i++) {
-        PyObject *wr_id = is_right ? wr_id_of(completions[i].pin) : NULL;
-        PyObject *wc = wr_id ? make_wc(wr_id, &completions[i], qp_num) : NULL;
-        is_right = wc && PyList_Append(completed, wc) == 0;
-        Py_XDECREF(wc);
-        Py_XDECREF(wr_id);
-        drop_pin(completions[i].pin);
-    }
-    PyMem_Free(completions);
-    return is_right;
-}
-
 static PyObject *ud_take(UdCore *self, PyObject *args) {
     Py_buffer data;
     Py_ssize_t segment, source_length, destination_length;
@@ -227,34 +192,21 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
     PyBuffer_Release(&data);
     if (!is_right)
         return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes are wanted");
-    if (!append_all(completions, count, self->ud.qp_num, completed))
+    if (!append_wcs(completed, completions, count, self->ud.qp_num))
         return NULL;
     return Py_BuildValue("nnn", (Py_ssize_t)taken, (Py_ssize_t)accepted, (Py_ssize_t)no_receive);
 }
 
-/* Datagrams as the engine returns them. */
-struct made {
-    PyObject *route, *bytes;
-    size_t segment;
-};
-
-/* Build packets, and return how many datagrams there are: all bytes before any other object, because making bytes never
- * runs the collector, which might run code that uses `out`. `made` has room. False with an exception. */
+/* Build packets: all bytes before any other object, because making bytes never runs the collector, which might run code
+ * that uses `built`. `made` has room. False with an exception. */
 static bool make_datagrams(struct rdmacm_ud *ud, size_t limit, size_t train, struct made *made, size_t *count) {
-    *count = 0;
     for (size_t left = limit; left;) {
         PyObject *route = rdmacm_ud_next_route(ud);
         if (!route || ((struct pin *)rdmacm_ud_send_at(ud, 0)->pin)->route) /* a Route is for sockets */
             break;
-        left -= rdmacm_ud_build(ud, &out, left, train);
-        for (size_t i = 0; i < out.datagrams_count; i++, ++*count) {
-            made[*count].segment = out.datagrams[i].segment;
-            made[*count].route = NULL;
-            made[*count].bytes = join_pieces(&out, &out.datagrams[i]);
-            if (!made[*count].bytes)
-                return false;
-            made[*count].route = Py_NewRef(route);
-        }
+        left -= rdmacm_ud_build(ud, &built, left, train);
+        if (!copy_datagrams(route, made, count))
+            return false;
     }
     return true;
 }
@@ -266,19 +218,12 @@ static PyObject *ud_build(UdCore *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "nnO!", &limit, &train, &PyList_Type, &completed))
         return NULL;
     size_t most = limit > RDMACM_BUILD_LIMIT ? RDMACM_BUILD_LIMIT : limit > 0 ? (size_t)limit : 0, count = 0;
-    bool is_right =
+    bool is_complete =
         self->is_shared || make_datagrams(&self->ud, most, train > 0 ? (size_t)train : 0, made, &count);
-    PyObject *list = is_right ? PyList_New(0) : NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (list)
-            append(&list, Py_BuildValue("O[O]n", made[i].route, made[i].bytes, (Py_ssize_t)made[i].segment));
-        Py_DECREF(made[i].route);
-        Py_DECREF(made[i].bytes);
-    }
+    PyObject *list = list_datagrams(made, count, is_complete);
     if (list && !self->is_shared) {
-        struct rdmacm_completion *completions =
-            move_completions(&self->ud.completions, &count);
-        if (!append_all(completions, count, self->ud.qp_num, completed))
+        struct rdmacm_completion *completions = move_completions(&self->ud.completions, &count);
+        if (!append_wcs(completed, completions, count, self->ud.qp_num))
             Py_CLEAR(list);
     }
     return list;

@@ -97,8 +97,7 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
 }
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    if (!rc->core_owns_queues || send->length > RDMACM_LONGEST_MESSAGE ||
-        (send->opcode != RDMACM_WR_SEND && send->opcode != RDMACM_WR_WRITE && send->opcode != RDMACM_WR_READ) ||
+    if (!rc->core_owns_queues || send->length > RDMACM_LONGEST_MESSAGE || !rdmacm_rc_has(send->opcode) ||
         (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic))
         return false;
     if (!RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))

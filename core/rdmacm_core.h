@@ -221,6 +221,11 @@ void rdmacm_rc_init(struct rdmacm_rc *rc);
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_rc_free(struct rdmacm_rc *rc);
 
+/* Whether requests of this opcode may be queued. */
+static inline bool rdmacm_rc_has(uint64_t opcode) {
+    return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_WRITE || opcode == RDMACM_WR_READ;
+}
+
 /* Begin to use the queues, which are empty. False, with nothing done, where the connection is not as it has to be, or
  * without memory. */
 bool rdmacm_rc_begin(struct rdmacm_rc *rc);

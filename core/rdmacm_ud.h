@@ -51,6 +51,11 @@ struct rdmacm_ud {
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_ud_free(struct rdmacm_ud *ud);
 
+/* Whether requests of this opcode may be queued. */
+static inline bool rdmacm_ud_has(uint64_t opcode) {
+    return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_SEND_WITH_IMM;
+}
+
 /* Queue a request. False, with nothing done, without memory or if the queue is Python's; of a send also if it is too
  * long. */
 bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send);
