@@ -158,17 +158,10 @@ bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size
 /* The number that its request was posted with: a new reference. */
 PyObject *wr_id_of(const struct pin *pin);
 
-/* What a connection, or a datagram queue pair, has counted. */
-struct counts {
-    uint32_t of_connection[RDMACM_COUNTS];
-    unsigned long no_receive;
-};
-
-/* Take it. The mutex is held. */
-void pop_counts(struct rdmacm_rc *rc, struct counts *counts);
-void pop_ud_counts(struct rdmacm_ud_end *end, struct counts *counts);
-/* As RcCore.core_take_counts() returns it. */
-PyObject *list_counts(const struct counts *counts);
+/* As RcCore.core_take_counts() returns them. */
+PyObject *list_counts(const struct rdmacm_counts *counts);
+/* Take those of a queue pair. The mutex is held. */
+void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *counts);
 
 /* -- requests that are posted directly ------------------------------------------------------------------------------- */
 
@@ -205,6 +198,8 @@ bool read_truth(PyObject *object, PyObject *name, bool *truth);
 bool parse_send(PyObject *object, struct request *request);
 bool parse_recv(PyObject *object, struct request *request);
 void end_request(struct request *request);
+/* What the flags of a request of the send queue mean. False if it is not one of those that the core takes. */
+bool parse_flags(const struct rules *rules, uint64_t flags, bool has_element, bool *solicited, bool *unsignaled);
 /* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local);
 /* Find the buffer of a request of the send queue, and make its pin. NULL if the core does not take it. */
@@ -245,6 +240,7 @@ struct queue_pair {
     PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
+    PyObject *pd, *regions; /* what `rules` refers to; NULL: the core has it */
     struct rules rules;
 };
 
@@ -261,11 +257,25 @@ bool queue_pair_posted(QueuePair *self, Py_ssize_t count);
 /* Become a queue pair of its wire, when the fields of `conn` that tell the peer, the memory of `rules`, and `is_shared`
  * are set. False with an exception. */
 bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts);
-/* Methods and slots. */
+/* Their methods, but post_part(), and their slots. */
+#define QUEUE_PAIR_METHODS                                                                                             \
+    {"post_send", (PyCFunction)queue_pair_post_send, METH_O,                                                           \
+     "post_send(requests): post and send a SendWR or a list of them; what is left to Python, None: nothing."},         \
+    {"post_recv", (PyCFunction)queue_pair_post_recv, METH_O, "post_recv(requests): the same for RecvWR."},             \
+    {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,                          \
+     "post_recv_part(wr_id, region, offset, length): a receive into part of an MR; False if it was not taken."},       \
+    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,                                    \
+     "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},       \
+    {"take_counts", (PyCFunction)queue_pair_take_counts, METH_NOARGS, "As RcCore.core_take_counts()."},                \
+    {"detach", (PyCFunction)queue_pair_detach, METH_NOARGS, "Leave the wire."}
+#define QUEUE_PAIR_SLOTS                                                                                               \
+    SLOT(tp_traverse, queue_pair_traverse), SLOT(tp_clear, queue_pair_clear), SLOT(tp_dealloc, queue_pair_dealloc)
 PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests);
 PyObject *queue_pair_post_recv(QueuePair *self, PyObject *requests);
 PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_ssize_t count);
 PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *ignored);
+PyObject *queue_pair_take_counts(QueuePair *self, PyObject *ignored);
+PyObject *queue_pair_detach(QueuePair *self, PyObject *ignored);
 int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg);
 int queue_pair_clear(QueuePair *self);
 void queue_pair_dealloc(QueuePair *self);

@@ -13,14 +13,9 @@ typedef struct {
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
 static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
                        bool has_element) {
-    if ((opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ) ||
-        flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE) ||
-        (opcode == RDMACM_WR_READ && flags & RDMACM_FLAG_INLINE) || (has_element && !rules->has_send_sge))
-        return false;
     send->opcode = (uint8_t)opcode;
-    send->solicited = flags & RDMACM_FLAG_SOLICITED;
-    send->unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
-    return true;
+    return rdmacm_rc_has(opcode) && !(opcode == RDMACM_WR_READ && flags & RDMACM_FLAG_INLINE) &&
+           parse_flags(rules, flags, has_element, &send->solicited, &send->unsignaled);
 }
 
 /* Queue a request. False, with nothing done, if it is not one of those that the core takes. */
@@ -35,22 +30,18 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
     enter_core();
     bool done = rdmacm_rc_post_send(self->conn->rc, send);
     rdmacm_leave();
-    if (!done)
-        drop_pin(pin);
-    return done;
+    return keep_pin(pin, done);
 }
 
 /* Queue a SendWR. */
 static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
     struct rdmacm_send send = {0};
-    uint64_t rkey = 0;
     bool done = parse_send(object, &request) &&
                 begin_send(&self->rules, &send, request.opcode, request.flags, request.has_element);
     if (done && request.opcode != RDMACM_WR_SEND)
         done = read_number(object, names.remote_addr, UINT64_MAX, &send.remote_addr) &&
-               read_number(object, names.rkey, UINT32_MAX, &rkey);
-    send.rkey = (uint32_t)rkey;
+               read_uint32(object, names.rkey, UINT32_MAX, &send.rkey);
     done = done && queue_send(self, request.wr_id, request.has_element ? &request.local : NULL, request.flags, &send);
     end_request(&request);
     return done;
@@ -177,49 +168,24 @@ static PyObject *connection_transmit(Connection *self, PyObject *args) {
     return done ? PyLong_FromSize_t(sent) : Py_NewRef(Py_None);
 }
 
-static PyObject *connection_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
-    if (!self->core)
-        return PyList_New(0);
-    struct counts counts;
-    enter_core();
-    pop_counts(self->conn->rc, &counts);
-    rdmacm_leave();
-    return list_counts(&counts);
-}
-
-static PyObject *connection_detach(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
-    queue_pair_clear(self);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef connection_methods[] = {
-    {"post_send", (PyCFunction)queue_pair_post_send, METH_O,
-     "post_send(requests): post and send a SendWR or a list of them; what is left to Python, None: nothing."},
-    {"post_recv", (PyCFunction)queue_pair_post_recv, METH_O, "post_recv(requests): the same for RecvWR."},
+    QUEUE_PAIR_METHODS,
     {"post_part", (PyCFunction)(void (*)(void))connection_post_part, METH_FASTCALL,
      "post_part(wr_id, opcode, data, offset, length, flags, remote_addr, rkey): the same for part of an MR, or bytes;\n"
      "False if it was not taken."},
-    {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,
-     "post_recv_part(wr_id, region, offset, length): the same for a receive."},
-    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,
-     "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
     {"arm_timer", (PyCFunction)connection_arm_timer, METH_NOARGS,
      "Python calls its timer at some time; the thread that serves peers does so too."},
     {"take_deadline", (PyCFunction)connection_take_deadline, METH_NOARGS,
      "Its deadline; with None, Python has no timer for it any more."},
     {"transmit", (PyCFunction)connection_transmit, METH_VARARGS,
      "transmit(now, limit): send up to `limit` packets, and return how many; None if Python has to do it."},
-    {"take_counts", (PyCFunction)connection_take_counts, METH_NOARGS, "RcCore.core_take_counts() of its engine."},
-    {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the wire."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot connection_slots[] = {
     SLOT(tp_doc, "A connection of a wire (docs/core.md)."),
     SLOT(tp_new, connection_new),
-    SLOT(tp_traverse, queue_pair_traverse),
-    SLOT(tp_clear, queue_pair_clear),
-    SLOT(tp_dealloc, queue_pair_dealloc),
+    QUEUE_PAIR_SLOTS,
     SLOT(tp_methods, connection_methods),
     {0, NULL},
 };

@@ -61,9 +61,7 @@ static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *loc
                 self->kind->queue_recv(self, &recv);
     self->conn->recvs_change += done;
     rdmacm_leave();
-    if (!done)
-        drop_pin(recv.pin);
-    return done;
+    return keep_pin(recv.pin, done);
 }
 
 /* Queue a RecvWR. */
@@ -113,6 +111,22 @@ PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *Py_UNUSED(ign
     return Py_BuildValue("LL", sends, recvs);
 }
 
+void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *taken) {
+    struct rdmacm_counts *counts = conn->ud ? &conn->ud->counts : &conn->rc->counts;
+    *taken = *counts;
+    *counts = (struct rdmacm_counts){0};
+}
+
+PyObject *queue_pair_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+    if (!self->core && self->conn->rc) /* its engine has them */
+        return PyList_New(0);
+    struct rdmacm_counts counts;
+    enter_core();
+    pop_counts(self->conn, &counts);
+    rdmacm_leave();
+    return list_counts(&counts);
+}
+
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
 bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts) {
@@ -159,6 +173,8 @@ int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
     Py_VISIT(self->qp);
     Py_VISIT(self->send_queue);
     Py_VISIT(self->recv_queue);
+    Py_VISIT(self->pd);
+    Py_VISIT(self->regions);
     return 0;
 }
 
@@ -175,7 +191,14 @@ int queue_pair_clear(QueuePair *self) {
     Py_CLEAR(self->qp);
     Py_CLEAR(self->send_queue);
     Py_CLEAR(self->recv_queue);
+    Py_CLEAR(self->pd);
+    Py_CLEAR(self->regions);
     return 0;
+}
+
+PyObject *queue_pair_detach(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+    queue_pair_clear(self);
+    Py_RETURN_NONE;
 }
 
 void queue_pair_dealloc(QueuePair *self) {

@@ -278,30 +278,21 @@ static const struct {
     [RDMACM_DROPPED_NOT_READY] = {"dropped", "not ready"},
     [RDMACM_DROPPED_REFUSED] = {"dropped", "refused"},
     [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
+    [RDMACM_DROPPED_NO_RECEIVE] = {"dropped", "no receive"},
 };
 
-void pop_counts(struct rdmacm_rc *rc, struct counts *counts) {
-    counts->no_receive = 0;
-    memcpy(counts->of_connection, rc->counts, sizeof rc->counts);
-    memset(rc->counts, 0, sizeof rc->counts);
-    rc->has_counts = false;
-}
-
-PyObject *list_counts(const struct counts *counts) {
+PyObject *list_counts(const struct rdmacm_counts *counts) {
     PyObject *list = PyList_New(0);
-    if (list && counts->no_receive)
-        append(&list, Py_BuildValue("ssk", "dropped", "no receive", counts->no_receive));
     for (size_t i = 0; list && i < RDMACM_COUNTS; i++)
-        if (counts->of_connection[i])
-            append(&list,
-                   Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of_connection[i]));
+        if (counts->of[i])
+            append(&list, Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of[i]));
     return list;
 }
 
 static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    struct counts counts;
     bool is_entered = enter_shared(&self->is_shared);
-    pop_counts(&self->rc, &counts);
+    struct rdmacm_counts counts = self->rc.counts;
+    self->rc.counts = (struct rdmacm_counts){0};
     leave_shared(is_entered);
     return list_counts(&counts);
 }
@@ -475,7 +466,7 @@ static PyMemberDef core_members[] = {
     FIELD(recv_capacity, T_ULONGLONG),
     FIELD(ack_psn, T_INT),
     FIELD(ack_aeth, T_UINT),
-    FIELD(has_counts, T_BOOL),
+    {"has_counts", T_BOOL, offsetof(RcCore, rc.counts.has_any), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

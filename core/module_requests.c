@@ -112,6 +112,13 @@ void end_request(struct request *request) {
     Py_XDECREF(request->element);
 }
 
+bool parse_flags(const struct rules *rules, uint64_t flags, bool has_element, bool *solicited, bool *unsignaled) {
+    *solicited = flags & RDMACM_FLAG_SOLICITED;
+    *unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
+    return !(flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE)) &&
+           (!has_element || rules->has_send_sge);
+}
+
 /* -- memory ---------------------------------------------------------------------------------------------------------- */
 
 /* Find the bytes; false where key, range or permission is wrong. */

@@ -664,7 +664,7 @@ struct event {
     unsigned events;
     bool has_deadline;
     double deadline;
-    struct counts counts;
+    struct rdmacm_counts counts;
 };
 
 /* The mutex is held, and the interpreter's lock. */
@@ -681,10 +681,7 @@ static size_t pop_events(struct rdmacm_wire *wire, struct event *found) {
             conn->has_timer = true;
         event->has_deadline = conn->rc && conn->rc->has_deadline;
         event->deadline = event->has_deadline ? conn->rc->deadline : 0;
-        if (conn->ud)
-            pop_ud_counts(conn->ud, &event->counts);
-        else
-            pop_counts(conn->rc, &event->counts);
+        pop_counts(conn, &event->counts);
     }
     return count;
 }

@@ -141,8 +141,8 @@ void rdmacm_start_timer(struct rdmacm_rc *rc, double now) {
 }
 
 void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count) {
-    rc->counts[count]++;
-    rc->has_counts = true;
+    rc->counts.of[count]++;
+    rc->counts.has_any = true;
 }
 
 /* Send again from a PSN on, unless that is under way: then more signs of the same loss are coming. Otherwise there is a

@@ -138,7 +138,7 @@ struct rdmacm_response {
     uint32_t syndrome, msn;
 };
 
-/* What a connection counts. */
+/* What a queue pair counts. */
 enum rdmacm_count {
     RDMACM_TIMEOUTS,            /* retransmission timers that have expired */
     RDMACM_RETRIES,             /* retransmissions */
@@ -151,7 +151,14 @@ enum rdmacm_count {
     RDMACM_DROPPED_NOT_READY,   /* SENDs without a receive */
     RDMACM_DROPPED_REFUSED,     /* READ requests that came again when their memory was gone */
     RDMACM_DROPPED_ANSWERS,     /* answers to no request that is outstanding */
+    RDMACM_DROPPED_NO_RECEIVE,  /* datagrams without a receive */
     RDMACM_COUNTS,
+};
+
+/* Since the owner has taken them. */
+struct rdmacm_counts {
+    bool has_any; /* whether one of a connection is not 0 */
+    uint32_t of[RDMACM_COUNTS];
 };
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
@@ -212,8 +219,7 @@ struct rdmacm_rc {
 
     struct rdmacm_completions completions;
 
-    bool has_counts; /* whether one of these is not 0 */
-    uint32_t counts[RDMACM_COUNTS]; /* since the owner has taken them */
+    struct rdmacm_counts counts;
 };
 
 /* A connection with all fields 0, but ack_psn. */

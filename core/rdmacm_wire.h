@@ -167,7 +167,7 @@ struct rdmacm_ud_end {
         uint32_t scope; /* of a link-local address, the interface index; else 0 */
     } own[RDMACM_OWN_ADDRESSES];
     size_t own_count;
-    unsigned long no_receive; /* packets without a receive, since the owner took them last */
+    struct rdmacm_counts counts;
 };
 
 /* -- the wire -------------------------------------------------------------------------------------------------------- */

@@ -218,7 +218,7 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
 static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->core_owns_queues && !conn->rc->is_held; }
 
 static void see_counts(struct rdmacm_conn *conn) {
-    if (conn->rc->has_counts)
+    if (conn->rc->counts.has_any)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_COUNTS);
 }
 
