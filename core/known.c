@@ -68,11 +68,7 @@ void rdmacm_wire_forget(struct rdmacm_wire *wire, uint32_t qp_num) {
     }
     table[hole] = NULL;
     wire->known_count--;
-    for (struct rdmacm_known **place = &wire->refusing; known->is_listed && *place; place = &(*place)->next)
-        if (*place == known) {
-            *place = known->next;
-            break;
-        }
+    RDMACM_UNLIST(wire->refusing, known, next, is_listed);
     free(known);
 }
 

@@ -37,6 +37,17 @@ void set_object(PyObject **place, PyObject *object) {
     Py_XDECREF(before);
 }
 
+PyObject *set_objects(PyObject *args, Py_ssize_t count, ...) {
+    if (PyTuple_Size(args) != count)
+        return PyErr_Format(PyExc_TypeError, "%zd arguments are wanted", count);
+    va_list places;
+    va_start(places, count);
+    for (Py_ssize_t i = 0; i < count; i++)
+        set_object(va_arg(places, PyObject **), PyTuple_GetItem(args, i));
+    va_end(places);
+    Py_RETURN_NONE;
+}
+
 void free_object(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -83,27 +94,19 @@ static PyObject *module_crc32_by_table(PyObject *Py_UNUSED(module), PyObject *ar
     return crc32_by(rdmacm_crc32_by_table, args);
 }
 
-static bool parse_flow(const char *source, Py_ssize_t source_length, const char *destination,
-                       Py_ssize_t destination_length, unsigned sport, unsigned dport, struct rdmacm_flow *flow) {
-    if (source_length != destination_length || (source_length != 4 && source_length != 16) || sport > 0xFFFF ||
-        dport > 0xFFFF) {
-        PyErr_SetString(PyExc_ValueError, "two addresses of 4 or 16 bytes and two ports are wanted");
-        return false;
-    }
-    rdmacm_flow_init(flow, (const uint8_t *)source, (const uint8_t *)destination, (size_t)source_length,
-                     (uint16_t)sport, (uint16_t)dport);
-    return true;
-}
-
 static PyObject *module_icrc_start(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *source, *destination;
     Py_ssize_t source_length, destination_length;
     unsigned int sport, dport, length, identification;
     struct rdmacm_flow flow;
     if (!PyArg_ParseTuple(args, "y#y#IIII", &source, &source_length, &destination, &destination_length, &sport,
-                          &dport, &length, &identification) ||
-        !parse_flow(source, source_length, destination, destination_length, sport, dport, &flow))
+                          &dport, &length, &identification))
         return NULL;
+    if (source_length != destination_length || (source_length != 4 && source_length != 16) || sport > 0xFFFF ||
+        dport > 0xFFFF)
+        return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes and two ports are wanted");
+    rdmacm_flow_init(&flow, (const uint8_t *)source, (const uint8_t *)destination, (size_t)source_length,
+                     (uint16_t)sport, (uint16_t)dport);
     return Py_BuildValue("II", flow.base, rdmacm_flow_start(&flow, length, (uint16_t)identification));
 }
 
@@ -146,10 +149,8 @@ static PyObject *the_module;
 static bool is_complete;
 
 static PyObject *module_create(PyObject *Py_UNUSED(spec), PyModuleDef *Py_UNUSED(definition)) {
-    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
-        PyErr_SetString(PyExc_ImportError, "the compiled core is for the main interpreter alone");
-        return NULL;
-    }
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)
+        return PyErr_Format(PyExc_ImportError, "the compiled core is for the main interpreter alone");
     if (!the_module)
         the_module = PyModule_New(MODULE_NAME);
     return Py_XNewRef(the_module);

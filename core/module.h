@@ -118,6 +118,8 @@ void acknowledge(Wire *self);
 extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
 /* The class of the wr_id of a request without a completion. */
 extern PyObject *unsignaled_class;
+/* That of address handles. */
+extern PyObject *ah_class;
 
 /* The pin of an owner and of a buffer, which may be NULL. NULL with an exception. */
 struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags);
@@ -126,8 +128,8 @@ void drop_pin(void *pin);
 struct pin *pin_segment(PyObject *work, int flags);
 /* Drop the pin of a request that was refused. Whether it was kept. */
 bool keep_pin(struct pin *pin, bool is_kept);
-/* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not survive.
- * A buffer that is in use is kept instead, and so is what it refers to. */
+/* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not
+ * survive. A buffer that is in use is kept instead, and so is what it refers to. */
 static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)pin)->owner; }
 /* Its buffer as the engine has it: a tuple of one view, or of none. */
 PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length);
@@ -300,6 +302,8 @@ PyTypeObject *add_type(PyObject *module, const char *name, size_t size, unsigned
 void *new_object(PyTypeObject *type);
 /* Replace an object by a new reference to another. */
 void set_object(PyObject **place, PyObject *object);
+/* Replace `count` objects, whose places follow, by the arguments of a function: None, or NULL with an exception. */
+PyObject *set_objects(PyObject *args, Py_ssize_t count, ...);
 void free_object(PyObject *self);
 /* Append an item, which is taken over, NULL with an exception. The list is gone with an exception. */
 void append(PyObject **list, PyObject *item);
@@ -317,8 +321,6 @@ bool wire_init(PyObject *module);
 bool connection_init(PyObject *module);
 bool route_init(PyObject *module);
 bool ud_init(PyObject *module);
-/* See configure_datagrams(). */
-void set_make_datagram(PyObject *make);
 bool datagrams_init(PyObject *module);
 /* What completions and requests are made of. */
 PyObject *configure_wc(PyObject *module, PyObject *args);

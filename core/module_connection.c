@@ -110,10 +110,9 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
         return NULL;
     RcCore *core = (RcCore *)parts.core;
     if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
-        core->is_shared) {
-        PyErr_SetString(PyExc_ValueError, "addresses of two families, a closed wire, or two connections of an engine");
-        return NULL;
-    }
+        core->is_shared)
+        return PyErr_Format(PyExc_ValueError,
+                            "addresses of two families, a closed wire, or two connections of an engine");
     Connection *self = new_object(type);
     if (!self)
         return NULL;

@@ -75,10 +75,8 @@ struct rdmacm_completion *move_completions(struct rdmacm_completions *completion
 }
 
 static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
-    if (!wc_class) {
-        PyErr_SetString(PyExc_RuntimeError, "configure_wc() was not called");
-        return NULL;
-    }
+    if (!wc_class)
+        return PyErr_Format(PyExc_RuntimeError, "configure_wc() was not called");
     PyObject *length = PyLong_FromUnsignedLong(completion->byte_len), *number = PyLong_FromUnsignedLong(qp_num);
     PyObject *source = completion->src_qp ? PyLong_FromUnsignedLong(completion->src_qp) : Py_NewRef(zero);
     PyObject *immediate = completion->has_imm ? PyLong_FromUnsignedLong(completion->imm) : Py_NewRef(Py_None);
@@ -133,23 +131,14 @@ bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size
 }
 
 PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *wc, *status, *write_, *send, *read, *recv;
-    if (!PyArg_ParseTuple(args, "OOOOOO", &wc, &status, &write_, &send, &read, &recv))
-        return NULL;
-    if (!PyType_Check(wc)) {
-        PyErr_SetString(PyExc_TypeError, "a class of completions is wanted");
-        return NULL;
-    }
+    PyObject *wc = PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : NULL;
+    if (!wc || !PyType_Check(wc))
+        return PyErr_Format(PyExc_TypeError, "a class of completions is wanted");
     if (!find_places((PyTypeObject *)wc))
         return NULL;
     allocate_wc = (allocfunc)PyType_GetSlot((PyTypeObject *)wc, Py_tp_alloc);
-    set_object((PyObject **)&wc_class, wc);
-    set_object(&success, status);
-    set_object(&send_opcodes[RDMACM_WR_WRITE], write_);
-    set_object(&send_opcodes[RDMACM_WR_SEND], send);
-    set_object(&send_opcodes[RDMACM_WR_READ], read);
-    set_object(&recv_opcode, recv);
-    Py_RETURN_NONE;
+    return set_objects(args, 6, (PyObject **)&wc_class, &success, &send_opcodes[RDMACM_WR_WRITE],
+                       &send_opcodes[RDMACM_WR_SEND], &send_opcodes[RDMACM_WR_READ], &recv_opcode);
 }
 
 /* -- queues ---------------------------------------------------------------------------------------------------------- */
@@ -159,10 +148,8 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     Py_ssize_t limit;
     if (!PyArg_ParseTuple(args, "On", &wire, &limit))
         return NULL;
-    if (wire != Py_None && !PyObject_TypeCheck(wire, wire_type)) {
-        PyErr_SetString(PyExc_TypeError, "a Wire or None is wanted");
-        return NULL;
-    }
+    if (wire != Py_None && !PyObject_TypeCheck(wire, wire_type))
+        return PyErr_Format(PyExc_TypeError, "a Wire or None is wanted");
     CompletionQueue *self = new_object(type);
     if (self) {
         self->cq.owner = self;
@@ -190,17 +177,20 @@ static size_t pop_entries(struct rdmacm_cq *cq, struct rdmacm_entry *entries, si
     return rdmacm_cq_take(cq, entries, most < BATCH ? most : BATCH);
 }
 
-static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
-    if (is_abandoned(self))
-        Py_RETURN_NONE;
+/* Drop the completions of a queue pair; NULL: all. */
+static void drop_entries(CompletionQueue *self, const uint32_t *qp_num) {
     struct rdmacm_entry entries[BATCH];
-    for (size_t count = BATCH; count == BATCH;) {
+    for (size_t count = BATCH; count == BATCH && !is_abandoned(self);) {
         enter_core();
-        count = pop_entries(&self->cq, entries, BATCH);
+        count = qp_num ? rdmacm_cq_remove(&self->cq, *qp_num, entries, BATCH) : pop_entries(&self->cq, entries, BATCH);
         rdmacm_leave();
         for (size_t i = 0; i < count; i++)
             drop_entry(&entries[i]);
     }
+}
+
+static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
+    drop_entries(self, NULL);
     Py_RETURN_NONE;
 }
 
@@ -219,15 +209,10 @@ static void queue_dealloc(CompletionQueue *self) {
     PyObject_GC_UnTrack(self);
     if (self->wire && self->wire->wire) {
         enter_core();
-        struct rdmacm_wire *wire = self->wire->wire;
-        for (struct rdmacm_cq **place = &wire->added; self->cq.is_listed && *place; place = &(*place)->next_added)
-            if (*place == &self->cq) {
-                *place = self->cq.next_added;
-                break;
-            }
+        RDMACM_UNLIST(self->wire->wire->added, &self->cq, next_added, is_listed);
         rdmacm_leave();
     }
-    Py_DECREF(queue_clear_entries(self, NULL));
+    drop_entries(self, NULL);
     queue_clear(self);
     if (!is_abandoned(self))
         rdmacm_cq_free(&self->cq);
@@ -360,19 +345,10 @@ static PyObject *queue_take(CompletionQueue *self, PyObject *argument) {
 }
 
 static PyObject *queue_drop(CompletionQueue *self, PyObject *argument) {
-    unsigned long qp_num = PyLong_AsUnsignedLong(argument);
-    if (qp_num == (unsigned long)-1 && PyErr_Occurred())
+    uint32_t qp_num = (uint32_t)PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred())
         return NULL;
-    if (is_abandoned(self))
-        Py_RETURN_NONE;
-    struct rdmacm_entry dropped[BATCH];
-    for (size_t count = BATCH; count == BATCH;) {
-        enter_core();
-        count = rdmacm_cq_remove(&self->cq, (uint32_t)qp_num, dropped, BATCH);
-        rdmacm_leave();
-        for (size_t i = 0; i < count; i++)
-            drop_entry(&dropped[i]);
-    }
+    drop_entries(self, &qp_num);
     Py_RETURN_NONE;
 }
 

@@ -8,7 +8,7 @@ typedef struct {
     struct rdmacm_ud_end end;
 } Datagrams;
 
-static PyObject *ah_class;
+PyObject *ah_class;
 
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
@@ -22,7 +22,8 @@ static bool has(PyObject *object, PyObject *name, const PyObject *wanted) {
 /* The route of a request's address handle: a new reference, NULL if the core does not know the handle. */
 static Route *route_of(const Datagrams *self, PyObject *request) {
     PyObject *ah = PyObject_GetAttr(request, names.ah), *route = NULL;
-    if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, names._closed, Py_False) && has(ah, names.pd, self->base.pd))
+    if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, names._closed, Py_False) &&
+        has(ah, names.pd, self->base.pd))
         route = PyObject_GetAttr(ah, names.core_route);
     Py_XDECREF(ah);
     if (route && Py_TYPE(route) == route_type) {
@@ -164,15 +165,6 @@ static PyType_Slot datagrams_slots[] = {
     SLOT(tp_methods, datagrams_methods),
     {0, NULL},
 };
-
-PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *make_send, *ah;
-    if (!PyArg_ParseTuple(args, "OO", &make_send, &ah))
-        return NULL;
-    set_make_datagram(make_send);
-    set_object(&ah_class, ah);
-    Py_RETURN_NONE;
-}
 
 bool datagrams_init(PyObject *module) {
     return ADD_TYPE(module, Datagrams, Py_TPFLAGS_HAVE_GC, datagrams_slots) != NULL;

@@ -207,13 +207,7 @@ static PyType_Slot regions_slots[] = {
 };
 
 PyObject *configure_works(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *send, *recv, *unsignaled;
-    if (!PyArg_ParseTuple(args, "OOO", &send, &recv, &unsignaled))
-        return NULL;
-    set_object(&make_send_work, send);
-    set_object(&make_recv_work, recv);
-    set_object(&unsignaled_class, unsignaled);
-    Py_RETURN_NONE;
+    return set_objects(args, 3, &make_send_work, &make_recv_work, &unsignaled_class);
 }
 
 bool memory_init(PyObject *module) {

@@ -23,9 +23,9 @@ static int core_traverse(RcCore *self, visitproc visit, void *arg) {
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < rc->sends_count; i++)
-        Py_VISIT(owner_of(rdmacm_rc_send_at(rc, i)->pin));
+        Py_VISIT(owner_of(RDMACM_RING_AT(rc, sends, i)->pin));
     for (size_t i = 0; i < rc->recvs_count; i++)
-        Py_VISIT(owner_of(rdmacm_rc_recv_at(rc, i)->pin));
+        Py_VISIT(owner_of(RDMACM_RING_AT(rc, recvs, i)->pin));
     for (size_t i = 0; i < rc->completions.count; i++)
         Py_VISIT(owner_of(rc->completions.items[i].pin));
     if (rc->current_recv.pin)
@@ -43,10 +43,10 @@ static int core_clear(RcCore *self) {
     Py_CLEAR(self->pd);
     /* Each queue is empty before a pin ends, which may run other code. */
     while (rc->sends_count)
-        drop_pin(rdmacm_rc_send_at(rc, --rc->sends_count)->pin);
+        drop_pin(RDMACM_RING_AT(rc, sends, --rc->sends_count)->pin);
     rc->outstanding_count = rc->send_index = 0;
     while (rc->recvs_count)
-        drop_pin(rdmacm_rc_recv_at(rc, --rc->recvs_count)->pin);
+        drop_pin(RDMACM_RING_AT(rc, recvs, --rc->recvs_count)->pin);
     while (rc->completions.count)
         drop_pin(rc->completions.items[--rc->completions.count].pin);
     void *pin = rc->current_recv.pin;
@@ -347,7 +347,7 @@ static PyObject *work_with_progress(const struct rdmacm_send *send, bool has_beg
 static PyObject *end_sends(struct rdmacm_rc *rc) {
     PyObject *list = PyList_New(0);
     while (list && rc->sends_count) {
-        struct rdmacm_send send = *rdmacm_rc_send_at(rc, 0);
+        struct rdmacm_send send = *RDMACM_RING_AT(rc, sends, 0);
         bool has_begun = rc->outstanding_count > 0;
         RDMACM_RING_DROP(rc, sends);
         rc->outstanding_count -= has_begun;
@@ -360,7 +360,7 @@ static PyObject *end_sends(struct rdmacm_rc *rc) {
 static PyObject *end_recvs(struct rdmacm_rc *rc) {
     PyObject *list = PyList_New(0);
     while (list && rc->recvs_count) {
-        struct rdmacm_recv recv = *rdmacm_rc_recv_at(rc, 0);
+        struct rdmacm_recv recv = *RDMACM_RING_AT(rc, recvs, 0);
         RDMACM_RING_DROP(rc, recvs);
         append(&list, work_of_recv(&recv));
         drop_pin(recv.pin);
@@ -393,7 +393,7 @@ static PyObject *list_resources(const struct rdmacm_rc *rc) {
 static PyObject *list_responses(struct rdmacm_rc *rc) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < rc->responses_count; i++) {
-        const struct rdmacm_response *response = rdmacm_rc_response_at(rc, i);
+        const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, i);
         const struct rdmacm_resource *read = &response->read;
         PyObject *of_read = response->is_read
                                 ? Py_BuildValue("OIIKI", response->is_repeated ? Py_True : Py_False, read->first_psn,

@@ -217,13 +217,5 @@ PyObject *rest_of(PyObject *requests, Py_ssize_t done) {
 }
 
 PyObject *configure_requests(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *send, *recv, *sge, *mr;
-    if (!PyArg_ParseTuple(args, "OOOO", &send, &recv, &sge, &mr))
-        return NULL;
-    set_object(&send_wr_class, send);
-    set_object(&recv_wr_class, recv);
-    set_object(&sge_class, sge);
-    set_object(&mr_class, mr);
-    Py_RETURN_NONE;
+    return set_objects(args, 4, &send_wr_class, &recv_wr_class, &sge_class, &mr_class);
 }
-

@@ -19,9 +19,9 @@ static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < ud->sends_count; i++)
-        Py_VISIT(owner_of(rdmacm_ud_send_at(ud, i)->pin));
+        Py_VISIT(owner_of(RDMACM_RING_AT(ud, sends, i)->pin));
     for (size_t i = 0; i < ud->recvs_count; i++)
-        Py_VISIT(owner_of(rdmacm_ud_recv_at(ud, i)->pin));
+        Py_VISIT(owner_of(RDMACM_RING_AT(ud, recvs, i)->pin));
     for (size_t i = 0; i < ud->completions.count; i++)
         Py_VISIT(owner_of(ud->completions.items[i].pin));
     return 0;
@@ -145,7 +145,7 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
     if (length == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
     bool is_entered = enter_shared(&self->is_shared);
-    bool has_one = self->ud.recvs_count, has_room = has_one && rdmacm_ud_recv_at(&self->ud, 0)->length >= length;
+    bool has_one = self->ud.recvs_count, has_room = has_one && RDMACM_RING_AT(&self->ud, recvs, 0)->length >= length;
     struct rdmacm_recv recv = {0};
     if (has_room)
         recv = rdmacm_ud_pop_recv(&self->ud);
@@ -202,7 +202,7 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
 static bool make_datagrams(struct rdmacm_ud *ud, size_t limit, size_t train, struct made *made, size_t *count) {
     for (size_t left = limit; left;) {
         PyObject *route = rdmacm_ud_next_route(ud);
-        if (!route || ((struct pin *)rdmacm_ud_send_at(ud, 0)->pin)->route) /* a Route is for sockets */
+        if (!route || ((struct pin *)RDMACM_RING_AT(ud, sends, 0)->pin)->route) /* a Route is for sockets */
             break;
         left -= rdmacm_ud_build(ud, &built, left, train);
         if (!copy_datagrams(route, made, count))
@@ -282,7 +282,9 @@ static PyType_Slot ud_slots[] = {
     {0, NULL},
 };
 
-void set_make_datagram(PyObject *make) { set_object(&make_send, make); }
+PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
+    return set_objects(args, 2, &make_send, &ah_class);
+}
 
 bool ud_init(PyObject *module) {
     ud_core_type = ADD_TYPE(module, UdCore, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, ud_slots);

@@ -60,10 +60,8 @@ static PyObject *lock_enter(Lock *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *lock_release(Lock *self, PyObject *Py_UNUSED(ignored)) {
-    if (!rdmacm_lock_release(&self->lock)) {
-        PyErr_SetString(PyExc_RuntimeError, "cannot release a lock that this thread does not have");
-        return NULL;
-    }
+    if (!rdmacm_lock_release(&self->lock))
+        return PyErr_Format(PyExc_RuntimeError, "cannot release a lock that this thread does not have");
     Py_RETURN_NONE;
 }
 
@@ -403,34 +401,31 @@ static PyObject *wire_receive(Wire *self, PyObject *argument) {
     return PyLong_FromSize_t(count);
 }
 
+/* A caller makes progress: send the ACKs that wait. How many datagrams the core has taken before. */
+static uint64_t begin_progress(Wire *self, bool ends_arrivals) {
+    struct rdmacm_wire *wire = self->wire;
+    if (!wire)
+        return 0;
+    if (!self->is_background)
+        atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
+    enter_core();
+    if (ends_arrivals)
+        rdmacm_wire_end_arrivals(wire);
+    bool has_acks = wire->acks;
+    uint64_t taken = wire->taken;
+    rdmacm_leave();
+    if (has_acks)
+        acknowledge(self);
+    return taken;
+}
+
 static PyObject *wire_acknowledge(Wire *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->wire && !self->is_background)
-        atomic_fetch_add_explicit(&self->wire->calls, 1, memory_order_relaxed);
-    if (self->wire) {
-        enter_core();
-        bool has_acks = self->wire->acks;
-        rdmacm_leave();
-        if (has_acks)
-            acknowledge(self);
-    }
+    begin_progress(self, false);
     Py_RETURN_NONE;
 }
 
 static PyObject *wire_begin_turn(Wire *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_wire *wire = self->wire;
-    uint64_t taken = 0;
-    if (wire) {
-        if (!self->is_background)
-            atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
-        enter_core();
-        rdmacm_wire_end_arrivals(wire);
-        bool has_acks = wire->acks;
-        taken = wire->taken;
-        rdmacm_leave();
-        if (has_acks)
-            acknowledge(self);
-    }
-    return PyLong_FromUnsignedLongLong(taken);
+    return PyLong_FromUnsignedLongLong(begin_progress(self, true));
 }
 
 static PyObject *wire_end_turn(Wire *self, PyObject *const *args, Py_ssize_t count) {
@@ -636,11 +631,7 @@ static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
             if (of_one[i])
                 append(&refused, Py_BuildValue("Isk", qp_num, refusal_names[i], of_one[i]));
     }
-    if (strays && refused)
-        return Py_BuildValue("NN", strays, refused);
-    Py_XDECREF(strays);
-    Py_XDECREF(refused);
-    return NULL;
+    return Py_BuildValue("NN", strays, refused);
 }
 
 static PyObject *wire_forget(Wire *self, PyObject *argument) {

@@ -329,18 +329,6 @@ bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size
 #define RDMACM_RING_DROP(of, ring)                                                                                     \
     ((of)->ring##_head = ((of)->ring##_head + 1) & ((of)->ring##_capacity - 1), (of)->ring##_count--)
 
-static inline struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index) {
-    return RDMACM_RING_AT(rc, sends, index);
-}
-
-static inline struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index) {
-    return RDMACM_RING_AT(rc, recvs, index);
-}
-
-static inline struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index) {
-    return RDMACM_RING_AT(rc, responses, index);
-}
-
 /* Have room for the completions of all that is `posted`, and of one more. */
 bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted);
 /* Add one: its other fields are 0. */

@@ -65,14 +65,6 @@ bool rdmacm_ud_post_recv(struct rdmacm_ud *ud, const struct rdmacm_recv *recv);
 struct rdmacm_ud_send rdmacm_ud_pop_send(struct rdmacm_ud *ud);
 struct rdmacm_recv rdmacm_ud_pop_recv(struct rdmacm_ud *ud);
 
-static inline struct rdmacm_ud_send *rdmacm_ud_send_at(struct rdmacm_ud *ud, size_t index) {
-    return RDMACM_RING_AT(ud, sends, index);
-}
-
-static inline struct rdmacm_recv *rdmacm_ud_recv_at(struct rdmacm_ud *ud, size_t index) {
-    return RDMACM_RING_AT(ud, recvs, index);
-}
-
 /* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet), up to the first
  * that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.
  * `accepted` packets are in receives, `no_receive` were dropped because none was posted. */

@@ -262,7 +262,6 @@ struct rdmacm_wire *rdmacm_wire_new(void);
 /* The owner has taken everything out. */
 void rdmacm_wire_free(struct rdmacm_wire *wire);
 bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd);
-void rdmacm_wire_remove_source(struct rdmacm_wire *wire, int fd);
 
 /* The queue pair with a number; NULL: there is none. */
 struct rdmacm_known *rdmacm_wire_find(const struct rdmacm_wire *wire, uint32_t qp_num);
@@ -331,14 +330,24 @@ enum rdmacm_verdict {
     RDMACM_NOBODYS, /* it has reached no queue pair, and the wire has counted it if it `is_first` */
 };
 
+/* Take an item out of the list where it is if its `flag` is set. */
+#define RDMACM_UNLIST(first, item, next, flag)                                                                         \
+    do {                                                                                                               \
+        if ((item)->flag) {                                                                                            \
+            __typeof__(item) *place = &(first);                                                                        \
+            while (*place != (item))                                                                                   \
+                place = &(*place)->next;                                                                               \
+            *place = (item)->next;                                                                                     \
+            (item)->flag = false;                                                                                      \
+        }                                                                                                              \
+    } while (0)
+
 /* Judge the packet in the wire's buffer from byte `at` on, which no queue pair of the core has processed. `is_first`: of a
  * train for one queue pair. */
 enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at,
                                       size_t size, uint32_t qp_num, bool is_first);
 /* The start of the ICRC of packets that come from there; false without addresses. */
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow);
-/* No packet of a datagram was accepted. */
-void rdmacm_wire_count_dropped(struct rdmacm_wire *wire);
 
 /* Process packets in the wire's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of
  * those processed, and add those that were accepted to `accepted`. */

@@ -60,7 +60,7 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     const struct rdmacm_recv *recv = &rc->current_recv;
     uint64_t offset = rc->message_offset;
     if (is_start) {
-        recv = rdmacm_rc_recv_at(rc, 0);
+        recv = RDMACM_RING_AT(rc, recvs, 0);
         offset = 0;
     } else if (!recv->pin) {
         return LEFT;
@@ -143,7 +143,7 @@ static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet)
     rc->nak_sent = false;
     rc->expected_psn = rc->executed_psn = rdmacm_psn_add(resource->last_psn, 1);
     rc->msn = rdmacm_psn_add(rc->msn, 1);
-    struct rdmacm_response *response = rdmacm_rc_response_at(rc, rc->responses_count++);
+    struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
     response->read = *resource;
     response->is_read = true;
     response->is_repeated = false;
@@ -180,14 +180,14 @@ static enum outcome take_read_again(struct rdmacm_rc *rc, const struct packet *p
     /* The peer has no use for what is left of an earlier repeated response. */
     struct rdmacm_response *response = NULL;
     for (size_t i = 0; i < rc->responses_count && !response; i++) {
-        struct rdmacm_response *other = rdmacm_rc_response_at(rc, i);
+        struct rdmacm_response *other = RDMACM_RING_AT(rc, responses, i);
         if (other->is_read && other->is_repeated && other->read.first_psn == kept->first_psn)
             response = other;
     }
     if (!response) {
         if (!has_room(rc))
             return LEFT;
-        response = rdmacm_rc_response_at(rc, rc->responses_count++);
+        response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
         response->is_read = response->is_repeated = true;
         response->syndrome = RDMACM_ACK_SYNDROME;
         response->msn = rc->msn;
@@ -214,7 +214,7 @@ static enum outcome take_out_of_order(struct rdmacm_rc *rc, const struct packet 
         return take_read_again(rc, packet);
     uint32_t syndrome = RDMACM_ACK_SYNDROME; /* of the answer that leaves last */
     if (rc->responses_count)
-        syndrome = rdmacm_rc_response_at(rc, rc->responses_count - 1)->syndrome;
+        syndrome = RDMACM_RING_AT(rc, responses, rc->responses_count - 1)->syndrome;
     else if (rc->ack_psn >= 0)
         syndrome = rc->ack_aeth >> 24;
     if (syndrome == RDMACM_ACK_SYNDROME) /* a NAK acknowledges as much */
@@ -244,7 +244,7 @@ static void progressed(struct rdmacm_rc *rc, double now) {
 
 /* The oldest request is complete. */
 static void complete_send(struct rdmacm_rc *rc) {
-    struct rdmacm_send *send = rdmacm_rc_send_at(rc, 0);
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
     struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, send->length);
     completion->opcode = send->opcode;
     completion->unsignaled = send->unsignaled;
@@ -275,7 +275,7 @@ static struct advance find_advance(struct rdmacm_rc *rc, uint32_t psn) {
     struct advance found = {.psn = psn, .next_psn = rc->next_psn};
     uint32_t unacked = rc->unacked_psn;
     for (; found.done < rc->outstanding_count; found.done++) {
-        const struct rdmacm_send *send = rdmacm_rc_send_at(rc, found.done);
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, found.done);
         bool is_later = (psn - send->last_psn) & RDMACM_PSN_HALF; /* whether it ends after psn */
         if (send->opcode == RDMACM_WR_READ) {
             found.is_lost = !is_later && psn != send->last_psn &&
@@ -312,7 +312,7 @@ static bool has_retries(const struct rdmacm_rc *rc, const struct advance *advanc
 /* Request again what is missing of the response to the oldest request, a READ. */
 static void request_again(struct rdmacm_rc *rc, double now) {
     rdmacm_count(rc, RDMACM_IMPLIED_NAKS);
-    rdmacm_retransmit(rc, missing_psn(rc, rdmacm_rc_send_at(rc, 0)), now);
+    rdmacm_retransmit(rc, missing_psn(rc, RDMACM_RING_AT(rc, sends, 0)), now);
 }
 
 static void apply(struct rdmacm_rc *rc, const struct advance *advance, double now) {
@@ -377,7 +377,7 @@ static enum outcome take_ack(struct rdmacm_rc *rc, const struct packet *packet, 
 static size_t find_request(struct rdmacm_rc *rc, uint32_t psn) {
     size_t index = 0;
     for (; index < rc->outstanding_count; index++) {
-        const struct rdmacm_send *send = rdmacm_rc_send_at(rc, index);
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, index);
         if (rdmacm_psn_after(psn, send->first_psn) <= rdmacm_psn_after(send->last_psn, send->first_psn))
             break;
     }
@@ -389,9 +389,9 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
     if (!is_outstanding(rc, psn))
         return stray(rc);
     size_t before = find_request(rc, psn);
-    if (before == rc->outstanding_count || rdmacm_rc_send_at(rc, before)->opcode != RDMACM_WR_READ)
+    if (before == rc->outstanding_count || RDMACM_RING_AT(rc, sends, before)->opcode != RDMACM_WR_READ)
         return LEFT;
-    struct rdmacm_send *send = rdmacm_rc_send_at(rc, before);
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, before);
     /* It acknowledges the requests before its own, but the READs among them. */
     struct advance advance = {.next_psn = rc->next_psn};
     if (before)
@@ -426,7 +426,7 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
         (ends_part && !rc->outstanding_reads))
         return LEFT;
     apply(rc, &advance, now);
-    send = rdmacm_rc_send_at(rc, 0);
+    send = RDMACM_RING_AT(rc, sends, 0);
     if (size)
         memcpy(send->data + send->received_bytes, data, size);
     send->received_bytes += (uint32_t)size;

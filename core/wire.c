@@ -55,14 +55,6 @@ bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd) {
     return true;
 }
 
-void rdmacm_wire_remove_source(struct rdmacm_wire *wire, int fd) {
-    for (size_t i = 0; i < wire->sources_count; i++)
-        if (wire->sources[i] == fd)
-            wire->sources[i--] = wire->sources[--wire->sources_count];
-    if (wire->recent == fd)
-        wire->recent = -1;
-}
-
 bool rdmacm_wire_attach(struct rdmacm_wire *wire, struct rdmacm_conn *conn) {
     struct rdmacm_known *known = rdmacm_wire_know(wire, conn->qp_num);
     if (!known || known->conn)
@@ -94,17 +86,6 @@ bool rdmacm_wire_claim(struct rdmacm_conn *conn) {
     return true;
 }
 
-#define UNLIST(head, conn, member, flag)                                                                               \
-    do {                                                                                                               \
-        if ((conn)->flag) {                                                                                            \
-            struct rdmacm_conn **place = &(head);                                                                      \
-            while (*place != (conn))                                                                                   \
-                place = &(*place)->member;                                                                             \
-            *place = (conn)->member;                                                                                   \
-            (conn)->flag = false;                                                                                      \
-        }                                                                                                              \
-    } while (0)
-
 static void unlist_timer(struct rdmacm_wire *wire, struct rdmacm_conn *conn) {
     if (!conn->in_timers)
         return;
@@ -124,9 +105,9 @@ void rdmacm_wire_detach(struct rdmacm_conn *conn) {
     if (!wire)
         return;
     conn->wire = NULL;
-    UNLIST(wire->acks, conn, next_ack, in_acks);
-    UNLIST(wire->ready, conn, next_ready, in_ready);
-    UNLIST(wire->events, conn, next_event, in_events);
+    RDMACM_UNLIST(wire->acks, conn, next_ack, in_acks);
+    RDMACM_UNLIST(wire->ready, conn, next_ready, in_ready);
+    RDMACM_UNLIST(wire->events, conn, next_event, in_events);
     unlist_timer(wire, conn);
     conn->known->conn = NULL;
     conn->known = NULL;
@@ -432,11 +413,6 @@ static bool is_from_peer(const struct rdmacm_conn *conn, const struct rdmacm_rec
            (!conn->route.is_ipv6 || source->sin6_scope_id == conn->remote_scope);
 }
 
-void rdmacm_wire_count_dropped(struct rdmacm_wire *wire) {
-    wire->dropped++;
-    wire->has_counts = true;
-}
-
 /* Process packets of a connection in the wire's buffer, `size` bytes from byte `at` on; return the bytes of those
  * processed, and add those that were not dropped to `accepted`. */
 static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at,
@@ -513,8 +489,10 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
         accepted += verdict == RDMACM_NOBODYS; /* no queue pair has dropped it */
         at += size;
     }
-    if (!accepted)
-        rdmacm_wire_count_dropped(wire);
+    if (!accepted) {
+        wire->dropped++;
+        wire->has_counts = true;
+    }
     return is_taken;
 }
 
