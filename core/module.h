@@ -26,7 +26,7 @@ struct pin {
 
 typedef struct {
     PyObject_HEAD
-    struct rdmacm_regions regions;
+    struct rdmacm_table regions; /* of struct rdmacm_region */
 } Regions;
 
 typedef struct {
@@ -84,7 +84,7 @@ typedef struct {
     bool waited;     /* see SoftCQ */
 } CompletionQueue;
 
-extern PyTypeObject *queue_type, *wire_type;
+extern PyTypeObject *lock_type, *queue_type, *wire_type;
 
 /* Take a lock; with the interpreter's lock released while it waits. */
 void take_lock(Lock *lock);
@@ -169,7 +169,7 @@ void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *counts);
 
 /* What a queue pair allows. */
 struct rules {
-    const struct rdmacm_regions *regions;
+    const struct rdmacm_table *regions;
     uint64_t pd;
     size_t max_send_wr, max_recv_wr, max_inline;
     bool has_send_sge, has_recv_sge, signals_all;
@@ -222,21 +222,12 @@ bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, 
 
 /* -- queue pairs of a wire ------------------------------------------------------------------------------------------- */
 
-/* What a queue pair does in its own way. The mutex is held, but in post_send(). */
-struct queue_pair_kind {
-    bool (*has_queues)(const QueuePair *self); /* whether the core has them, not Python */
-    size_t (*sends_count)(const QueuePair *self);
-    size_t (*recvs_count)(const QueuePair *self);
-    /* Queue a SendWR, or a receive. False, with nothing done, if it is not one of those that the core takes. */
-    bool (*post_send)(QueuePair *self, PyObject *request);
-    bool (*queue_recv)(QueuePair *self, const struct rdmacm_recv *recv);
-};
-
 /* The first part of Connection and of Datagrams. */
 struct queue_pair {
     PyObject_HEAD
-    const struct queue_pair_kind *kind;
     struct rdmacm_conn *conn; /* its own */
+    /* Queue a SendWR. False, with nothing done, if it is not one of those that the core takes. */
+    bool (*post_send)(QueuePair *self, PyObject *request);
     bool *is_shared;          /* that of its core */
     Wire *wire;
     PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
@@ -256,9 +247,9 @@ struct queue_pair_parts {
 bool queue_pair_has_room(const QueuePair *self, size_t count);
 /* Send what was posted. False with an exception. */
 bool queue_pair_posted(QueuePair *self, Py_ssize_t count);
-/* Become a queue pair of its wire, when the fields of `conn` that tell the peer, the memory of `rules`, and `is_shared`
- * are set. False with an exception. */
-bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts);
+/* Become a queue pair of its wire, when the fields of `conn` that tell the peer, `post_send`, the memory of `rules`, and
+ * `is_shared` are set. False with an exception. */
+bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts);
 /* Their methods, but post_part(), and their slots. */
 #define QUEUE_PAIR_METHODS                                                                                             \
     {"post_send", (PyCFunction)queue_pair_post_send, METH_O,                                                           \
@@ -317,6 +308,7 @@ bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDe
 bool memory_init(PyObject *module);
 bool rc_init(PyObject *module);
 bool wc_init(PyObject *module);
+bool lock_init(PyObject *module);
 bool wire_init(PyObject *module);
 bool connection_init(PyObject *module);
 bool route_init(PyObject *module);

@@ -47,21 +47,6 @@ static bool post_send(QueuePair *self, PyObject *object) {
     return done;
 }
 
-static bool has_queues(const QueuePair *self) { return self->conn->rc->core_owns_queues; }
-
-static size_t sends_count(const QueuePair *self) { return self->conn->rc->sends_count; }
-
-static size_t recvs_count(const QueuePair *self) {
-    const struct rdmacm_rc *rc = self->conn->rc;
-    return rc->recvs_count + (rc->current_recv.pin ? 1 : 0);
-}
-
-static bool queue_recv(QueuePair *self, const struct rdmacm_recv *recv) {
-    return rdmacm_rc_post_recv(self->conn->rc, recv);
-}
-
-static const struct queue_pair_kind connected = {has_queues, sends_count, recvs_count, post_send, queue_recv};
-
 static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 8)
         return PyErr_Format(PyExc_TypeError, "eight arguments are wanted");
@@ -117,6 +102,7 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     if (!self)
         return NULL;
     struct rdmacm_conn *conn = self->base.conn = &self->conn;
+    self->base.post_send = post_send;
     self->base.is_shared = &core->is_shared;
     self->base.rules.regions = core->rc.regions;
     self->base.rules.pd = core->rc.pd;
@@ -128,7 +114,7 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     conn->remote_scope = remote_scope;
     conn->fd = fd;
     if (!set_route(&conn->route, conn->remote, local_length == 16, (uint16_t)port_number, scope, control, train) ||
-        !queue_pair_join(&self->base, &connected, &parts)) {
+        !queue_pair_join(&self->base, &parts)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }

@@ -60,7 +60,11 @@ static bool find_places(PyTypeObject *type) {
     return found == WC_FIELDS;
 }
 
-static void set(PyObject *wc, size_t field, PyObject *value) { ((PyObject **)wc)[wc_places[field]] = value; }
+/* Set a field to a reference that is taken over. Whether there is one. */
+static bool set(PyObject *wc, size_t field, PyObject *value) {
+    ((PyObject **)wc)[wc_places[field]] = value;
+    return value;
+}
 
 struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved) {
     size_t size = completions->count * sizeof *completions->items;
@@ -77,28 +81,21 @@ struct rdmacm_completion *move_completions(struct rdmacm_completions *completion
 static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
     if (!wc_class)
         return PyErr_Format(PyExc_RuntimeError, "configure_wc() was not called");
-    PyObject *length = PyLong_FromUnsignedLong(completion->byte_len), *number = PyLong_FromUnsignedLong(qp_num);
-    PyObject *source = completion->src_qp ? PyLong_FromUnsignedLong(completion->src_qp) : Py_NewRef(zero);
-    PyObject *immediate = completion->has_imm ? PyLong_FromUnsignedLong(completion->imm) : Py_NewRef(Py_None);
-    PyObject *wc = length && number && source && immediate ? allocate_wc(wc_class, 0) : NULL;
-    if (!wc) {
-        Py_XDECREF(length);
-        Py_XDECREF(number);
-        Py_XDECREF(source);
-        Py_XDECREF(immediate);
+    PyObject *wc = allocate_wc(wc_class, 0);
+    if (!wc)
         return NULL;
-    }
     set(wc, WC_WR_ID, Py_NewRef(wr_id));
     set(wc, WC_STATUS, Py_NewRef(success));
     set(wc, WC_OPCODE, Py_NewRef(completion->is_recv ? recv_opcode : send_opcodes[completion->opcode]));
-    set(wc, WC_BYTE_LEN, length);
-    set(wc, WC_IMM_DATA, immediate);
     set(wc, WC_INVALIDATED_RKEY, Py_NewRef(Py_None));
     set(wc, WC_SOLICITED, Py_NewRef(completion->solicited ? Py_True : Py_False));
-    set(wc, WC_QP_NUM, number);
-    set(wc, WC_SRC_QP, source);
     set(wc, WC_HAS_GRH, Py_NewRef(completion->is_datagram ? Py_True : Py_False));
     set(wc, WC_VENDOR_ERR, Py_NewRef(zero));
+    if (!set(wc, WC_BYTE_LEN, PyLong_FromUnsignedLong(completion->byte_len)) ||
+        !set(wc, WC_QP_NUM, PyLong_FromUnsignedLong(qp_num)) ||
+        !set(wc, WC_IMM_DATA, completion->has_imm ? PyLong_FromUnsignedLong(completion->imm) : Py_NewRef(Py_None)) ||
+        !set(wc, WC_SRC_QP, completion->src_qp ? PyLong_FromUnsignedLong(completion->src_qp) : Py_NewRef(zero)))
+        Py_CLEAR(wc);
     return wc;
 }
 

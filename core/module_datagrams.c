@@ -42,8 +42,6 @@ static bool begin_send(const struct rules *rules, const struct request *request,
            parse_flags(rules, request->flags, request->has_element, &send->solicited, &send->unsignaled);
 }
 
-static struct rdmacm_ud *ud_of(const QueuePair *self) { return ((const Datagrams *)self)->end.ud; }
-
 /* Queue a SendWR. */
 static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
@@ -70,22 +68,10 @@ static bool post_send(QueuePair *self, PyObject *object) {
     send.route = &route->route;
     send.flow = route->flow;
     enter_core();
-    done = rdmacm_ud_post_send(ud_of(self), &send);
+    done = rdmacm_ud_post_send(self->conn->ud->ud, &send);
     rdmacm_leave();
     return keep_pin(pin, done);
 }
-
-static bool has_queues(const QueuePair *Py_UNUSED(self)) { return true; }
-
-static size_t sends_count(const QueuePair *self) { return ud_of(self)->sends_count; }
-
-static size_t recvs_count(const QueuePair *self) { return ud_of(self)->recvs_count; }
-
-static bool queue_recv(QueuePair *self, const struct rdmacm_recv *recv) {
-    return rdmacm_ud_post_recv(ud_of(self), recv);
-}
-
-static const struct queue_pair_kind unconnected = {has_queues, sends_count, recvs_count, post_send, queue_recv};
 
 /* A send without an address handle, which Python refuses. */
 static PyObject *datagrams_post_part(PyObject *Py_UNUSED(self), PyObject *const *Py_UNUSED(args),
@@ -137,12 +123,13 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     end->conn.ud = end;
     end->conn.qp_num = end->ud->qp_num;
     self->base.conn = &end->conn;
+    self->base.post_send = post_send;
     self->base.is_shared = &core->is_shared;
     self->base.rules.regions = &((Regions *)regions)->regions;
     self->base.rules.pd = (uint64_t)(uintptr_t)pd;
     self->base.pd = Py_NewRef(pd);
     self->base.regions = Py_NewRef(regions);
-    if (!queue_pair_join(&self->base, &unconnected, &parts)) {
+    if (!queue_pair_join(&self->base, &parts)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }

@@ -110,19 +110,25 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv) {
 
 static int regions_traverse(Regions *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    for (size_t i = 0; i < self->regions.capacity; i++)
-        if (self->regions.slots[i].key)
-            Py_VISIT(owner_of(self->regions.slots[i].pin));
+    for (size_t i = 0; i < self->regions.capacity; i++) {
+        const struct rdmacm_region *region = self->regions.slots[i].item;
+        if (region)
+            Py_VISIT(owner_of(region->pin));
+    }
     return 0;
 }
 
 static int regions_clear(Regions *self) {
-    struct rdmacm_regions regions = self->regions;
-    self->regions = (struct rdmacm_regions){0};
-    for (size_t i = 0; i < regions.capacity; i++)
-        if (regions.slots[i].key)
-            drop_pin(regions.slots[i].pin);
-    rdmacm_regions_free(&regions);
+    struct rdmacm_table regions = self->regions;
+    self->regions = (struct rdmacm_table){0};
+    for (size_t i = 0; i < regions.capacity;) {
+        void *pin = regions.slots[i].item ? rdmacm_regions_remove(&regions, regions.slots[i].key) : NULL;
+        if (pin)
+            drop_pin(pin); /* another region may be in this slot now */
+        else
+            i++;
+    }
+    rdmacm_table_free(&regions);
     return 0;
 }
 
@@ -161,11 +167,10 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
         .pd = (uint64_t)(uintptr_t)pd,
         .memory = pin->view.buf,
         .pin = pin,
-        .key = key,
         .access = access,
     };
     enter_core();
-    bool done = rdmacm_regions_add(&self->regions, &region);
+    bool done = rdmacm_regions_add(&self->regions, key, &region);
     rdmacm_leave();
     if (!done) {
         drop_pin(pin);
@@ -179,12 +184,11 @@ static PyObject *regions_remove(Regions *self, PyObject *args) {
     unsigned int key;
     if (!PyArg_ParseTuple(args, "I", &key))
         return NULL;
-    struct rdmacm_region removed;
     enter_core();
-    bool done = rdmacm_regions_remove(&self->regions, key, &removed);
+    void *pin = rdmacm_regions_remove(&self->regions, key);
     rdmacm_leave();
-    if (done)
-        drop_pin(removed.pin);
+    if (pin)
+        drop_pin(pin);
     Py_RETURN_NONE;
 }
 

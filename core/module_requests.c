@@ -131,8 +131,8 @@ static bool find_memory(const struct rules *rules, const struct local *local, ui
     if (local->length > RDMACM_LONGEST_MESSAGE)
         return false;
     void *pin = NULL;
-    *data = rdmacm_regions_locate(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
-                                  access, &pin);
+    *data = rdmacm_regions_find(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
+                                access, &pin);
     *region = pin;
     return *data != NULL;
 }

@@ -226,8 +226,7 @@ struct rdmacm_wire {
     unsigned busy_calls;
     unsigned empty_polls, yield_interval; /* polls in vain since the last yield, and how many there are between two */
 
-    struct rdmacm_known **known; /* queue pairs by number: linear probing */
-    size_t known_capacity, known_count;
+    struct rdmacm_table known; /* queue pairs by number: of struct rdmacm_known */
     size_t conns_count; /* those that have joined */
     bool shares_port;   /* whether other processes have other slots */
     uint8_t own_slots[RDMACM_MAX_SLOT / 8 + 1]; /* a bit for each */
@@ -246,9 +245,11 @@ struct rdmacm_wire {
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
 
     /* counters, since the owner took them last */
-    bool has_counts;
-    unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
-    unsigned long no_room, trains_cut, dropped;
+    bool has_counts; /* whether one of these is not 0 */
+    struct rdmacm_wire_counts {
+        unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
+        unsigned long no_room, trains_cut, dropped;
+    } counts;
     /* The same of packets that nobody needs to know of: these do not make the owner look. */
     unsigned long strays[RDMACM_STRAYS];
     struct rdmacm_known *refusing; /* queue pairs that have refused some */

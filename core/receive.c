@@ -76,7 +76,8 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     }
     rc->message_offset = offset + packet->size;
     if (is_end) {
-        struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)rc->message_offset);
+        struct rdmacm_completion *completion =
+            rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)rc->message_offset);
         completion->is_recv = true;
         completion->solicited = packet->solicited;
         rc->current_recv = (struct rdmacm_recv){0};
@@ -108,7 +109,7 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
     if (is_end ? end != length : end >= length)
         return LEFT;
     if (length) { /* the memory may have been deregistered since the last packet */
-        uint8_t *target = rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
+        uint8_t *target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
         if (!target)
             return LEFT;
         if (size)
@@ -130,7 +131,7 @@ static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet)
         rc->reads_waiting >= rc->max_dest_rd_atomic || rc->reads_waiting >= rc->resources_capacity ||
         !has_room(rc))
         return LEFT;
-    if (length && !rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
+    if (length && !rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
         return LEFT;
     uint32_t packets = rdmacm_packets(rc, length);
     struct rdmacm_resource *resource = &rc->resources[rc->resources_next];
@@ -253,7 +254,8 @@ static void complete_send(struct rdmacm_rc *rc) {
 }
 
 static bool is_outstanding(const struct rdmacm_rc *rc, uint32_t psn) {
-    return rc->outstanding_count && rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
+    return rc->outstanding_count &&
+           rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
 }
 
 /* How far an answer acknowledges what is outstanding. */
@@ -474,8 +476,8 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_
     uint8_t opcode = data[0];
     size_t header_length = header_lengths[opcode], pad = data[1] >> 4 & 3;
     /* A packet with FECN, BECN or a bit after them has another ICRC: byte 4 counts as ones in it. */
-    if (opcode >= 32 || !(usual_opcodes >> opcode & 1) || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] || rc->receive_bth < 0 ||
-        (half & RDMACM_FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
+    if (opcode >= 32 || !(usual_opcodes >> opcode & 1) || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] ||
+        rc->receive_bth < 0 || (half & RDMACM_FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
         return LEFT;
     uint16_t expected = (uint16_t)rc->identification;
     uint32_t crc = rdmacm_crc32(rdmacm_flow_start(&rc->flow_in, size, expected), data, size);

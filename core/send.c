@@ -112,8 +112,8 @@ static void add_pending_ack(struct rdmacm_rc *rc, struct rdmacm_out *out) {
 /* -- responder ------------------------------------------------------------------------------------------------------- */
 
 static const uint8_t *memory_of(const struct rdmacm_rc *rc, const struct rdmacm_response *response) {
-    return rdmacm_regions_find(rc->regions, rc->pd, response->read.rkey, response->read.address,
-                               response->read.length, RDMACM_ACCESS_REMOTE_READ);
+    return rdmacm_rc_memory(rc, response->read.rkey, response->read.address, response->read.length,
+                            RDMACM_ACCESS_REMOTE_READ);
 }
 
 /* Whether the peer may still read what it has asked for; a repeated request is dropped otherwise. */

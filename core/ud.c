@@ -166,7 +166,8 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
         return UNKNOWN;
     put_grh(recv->data, from, size, (uint16_t)identification);
     memcpy(recv->data + RDMACM_GRH_LENGTH, data + start, payload);
-    struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
+    struct rdmacm_completion *completion =
+        rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
     completion->has_imm = has_imm;
@@ -200,7 +201,8 @@ enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_
         return RDMACM_REFUSED_LENGTH;
     if (data[0] != RDMACM_UD_SEND_ONLY && data[0] != RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE)
         return RDMACM_REFUSED_OPCODE;
-    size_t start = data[0] == RDMACM_UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH, pad = data[1] >> 4 & 3;
+    size_t start = data[0] == RDMACM_UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH;
+    size_t pad = data[1] >> 4 & 3;
     if (size < start + pad + RDMACM_ICRC_LENGTH || size & 3)
         return RDMACM_REFUSED_LENGTH;
     size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;

@@ -36,7 +36,7 @@ void rdmacm_wire_free(struct rdmacm_wire *wire) {
     rdmacm_wire_clear_arrivals(wire);
     free(wire->sources);
     rdmacm_wire_forget_all(wire);
-    free(wire->known);
+    rdmacm_table_free(&wire->known);
     free(wire);
 }
 
@@ -190,9 +190,9 @@ void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *c
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
     wire->has_counts = true;
     if (code == EAGAIN || code == ENOBUFS)
-        wire->no_room++;
+        wire->counts.no_room++;
     else
-        wire->lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
+        wire->counts.lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
 }
 
 /* Whether the core has the queues of a connection, and its owner is not about to move them. */
@@ -322,10 +322,7 @@ void rdmacm_wire_end_turn(struct rdmacm_wire *wire, bool has_result, double now)
 
 void rdmacm_wire_posted(struct rdmacm_conn *conn, double now) {
     struct rdmacm_wire *wire = conn->wire;
-    if (wire->ready) {
-        list_ready(conn);
-        rdmacm_wire_take_turns(wire, now);
-    } else if (transmit(conn, RDMACM_TURN, now) >= RDMACM_TURN) {
+    if (wire->ready || transmit(conn, RDMACM_TURN, now) >= RDMACM_TURN) {
         list_ready(conn);
         rdmacm_wire_take_turns(wire, now);
     }
@@ -490,7 +487,7 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
         at += size;
     }
     if (!accepted) {
-        wire->dropped++;
+        wire->counts.dropped++;
         wire->has_counts = true;
     }
     return is_taken;
