@@ -228,7 +228,7 @@ struct queue_pair {
     struct rdmacm_conn *conn; /* its own */
     /* Queue a SendWR. False, with nothing done, if it is not one of those that the core takes. */
     bool (*post_send)(QueuePair *self, PyObject *request);
-    bool *is_shared;          /* that of its core */
+    bool *is_shared; /* that of its core */
     Wire *wire;
     PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */

@@ -1,10 +1,9 @@
 /* Glue: registered memory, and what keeps the buffers of requests.
  *
- * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a wire
- * uses, as long as that is read or changed; without it, regions may be read with the interpreter's lock, as they change
- * with both. Requests hold their buffer until they
- * complete or are handed back; a region holds its buffer until it is removed and no request uses it. So no pointer of
- * the core outlives its memory.
+ * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a
+ * wire uses, as long as that is read or changed; without it, regions may be read with the interpreter's lock, as they
+ * change with both. Requests hold their buffer until they complete or are handed back; a region holds its buffer until
+ * it is removed and no request uses it. So no pointer of the core outlives its memory.
  */
 #include "module.h"
 

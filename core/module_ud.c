@@ -1,4 +1,5 @@
-/* Glue: the fields and queues of a datagram queue pair. What module_memory.c says about locks and memory is true here. */
+/* Glue: the fields and queues of a datagram queue pair. What module_memory.c says about locks and memory is true here.
+ */
 #include "module.h"
 
 #include <string.h>
