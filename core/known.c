@@ -7,79 +7,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    LEAST_TABLE = 16,
-    /* Datagrams for other processes that may wait for the owner. */
-    MOST_OF_OTHERS = 64,
-};
+/* Datagrams for other processes that may wait for the owner. */
+enum { MOST_OF_OTHERS = 64 };
 
 /* -- queue pairs --------------------------------------------------------------------------------------------------- */
 
-/* The slot of a queue pair, or the empty one where it would be. */
-static size_t slot_of(struct rdmacm_known *const *table, size_t capacity, uint32_t qp_num) {
-    size_t at = rdmacm_home(qp_num, capacity);
-    while (table[at] && table[at]->qp_num != qp_num)
-        at = (at + 1) & (capacity - 1);
-    return at;
-}
-
 struct rdmacm_known *rdmacm_wire_find(const struct rdmacm_wire *wire, uint32_t qp_num) {
-    return wire->known_count ? wire->known[slot_of(wire->known, wire->known_capacity, qp_num)] : NULL;
+    return rdmacm_table_find(&wire->known, qp_num);
 }
 
 struct rdmacm_known *rdmacm_wire_know(struct rdmacm_wire *wire, uint32_t qp_num) {
     struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
     if (known)
         return known;
-    if (2 * (wire->known_count + 1) > wire->known_capacity) {
-        size_t capacity = wire->known_capacity ? 2 * wire->known_capacity : LEAST_TABLE;
-        struct rdmacm_known **table = calloc(capacity, sizeof(struct rdmacm_known *));
-        if (!table)
-            return NULL;
-        for (size_t i = 0; i < wire->known_capacity; i++)
-            if (wire->known[i])
-                table[slot_of(table, capacity, wire->known[i]->qp_num)] = wire->known[i];
-        free(wire->known);
-        wire->known = table;
-        wire->known_capacity = capacity;
-    }
     known = calloc(1, sizeof *known);
-    if (!known)
+    if (!known || !rdmacm_table_add(&wire->known, qp_num, known)) {
+        free(known);
         return NULL;
+    }
     known->qp_num = qp_num;
-    wire->known[slot_of(wire->known, wire->known_capacity, qp_num)] = known;
-    wire->known_count++;
     return known;
 }
 
 void rdmacm_wire_forget(struct rdmacm_wire *wire, uint32_t qp_num) {
-    struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num), **table = wire->known;
+    struct rdmacm_known *known = rdmacm_table_remove(&wire->known, qp_num);
     if (!known)
         return;
     if (known->conn)
         rdmacm_wire_detach(known->conn);
-    size_t mask = wire->known_capacity - 1, hole = slot_of(table, wire->known_capacity, qp_num);
-    /* Close the gap: a later one moves there unless its home is between the gap and its slot. */
-    for (size_t at = (hole + 1) & mask; table[at]; at = (at + 1) & mask) {
-        if (((at - rdmacm_home(table[at]->qp_num, wire->known_capacity)) & mask) >= ((at - hole) & mask)) {
-            table[hole] = table[at];
-            hole = at;
-        }
-    }
-    table[hole] = NULL;
-    wire->known_count--;
-    for (struct rdmacm_known **place = &wire->refusing; known->is_listed && *place; place = &(*place)->next)
-        if (*place == known) {
-            *place = known->next;
-            break;
-        }
+    RDMACM_UNLIST(wire->refusing, known, next, is_listed);
     free(known);
 }
 
 void rdmacm_wire_forget_all(struct rdmacm_wire *wire) {
-    for (size_t i = 0; i < wire->known_capacity;) {
-        if (wire->known[i])
-            rdmacm_wire_forget(wire, wire->known[i]->qp_num); /* another may move there */
+    for (size_t i = 0; i < wire->known.capacity;) {
+        if (wire->known.slots[i].item)
+            rdmacm_wire_forget(wire, wire->known.slots[i].key); /* another may move there */
         else
             i++;
     }

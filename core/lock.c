@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Its address stands for the thread. */
 static _Thread_local char this_thread;

@@ -4,12 +4,48 @@
  */
 #include "module.h"
 
+struct names names;
+
+static bool intern_names(void) {
+#define AND_INTERN(name) && (names.name = PyUnicode_InternFromString(#name))
+    return true FOR_NAMES(AND_INTERN);
+}
+
 /* -- objects --------------------------------------------------------------------------------------------------------- */
+
+PyTypeObject *add_type(PyObject *module, const char *name, size_t size, unsigned long flags, PyType_Slot *slots) {
+    PyType_Spec spec = {
+        .name = name,
+        .basicsize = (int)size,
+        .flags = (unsigned)(Py_TPFLAGS_DEFAULT | flags),
+        .slots = slots,
+    };
+    PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(&spec);
+    if (type && PyModule_AddType(module, type) < 0)
+        Py_CLEAR(type);
+    return type;
+}
+
+void *new_object(PyTypeObject *type) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
 
 void set_object(PyObject **place, PyObject *object) {
     PyObject *before = *place;
     *place = Py_NewRef(object);
     Py_XDECREF(before);
+}
+
+PyObject *set_objects(PyObject *args, Py_ssize_t count, ...) {
+    if (PyTuple_Size(args) != count)
+        return PyErr_Format(PyExc_TypeError, "%zd arguments are wanted", count);
+    va_list places;
+    va_start(places, count);
+    for (Py_ssize_t i = 0; i < count; i++)
+        set_object(va_arg(places, PyObject **), PyTuple_GetItem(args, i));
+    va_end(places);
+    Py_RETURN_NONE;
 }
 
 void free_object(PyObject *self) {
@@ -27,26 +63,17 @@ void append(PyObject **list, PyObject *item) {
 
 PyObject *answer(bool is_done) { return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done); }
 
-static PyObject *field_names(const PyMemberDef *members, const PyGetSetDef *getsets) {
-    PyObject *names = PyList_New(0);
-    for (const PyMemberDef *member = members; names && member->name; member++)
-        append(&names, PyUnicode_FromString(member->name));
-    for (const PyGetSetDef *getset = getsets; names && getset && getset->name; getset++)
-        append(&names, PyUnicode_FromString(getset->name));
-    PyObject *tuple = names ? PyList_AsTuple(names) : NULL;
-    Py_XDECREF(names);
-    return tuple;
-}
-
-PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,
-                              const PyGetSetDef *getsets) {
-    PyObject *type = PyType_FromSpec(spec), *names = type ? field_names(members, getsets) : NULL;
-    bool done = names && PyObject_SetAttrString(type, "__slots__", names) == 0 &&
-                PyModule_AddObjectRef(module, name, type) == 0;
-    Py_XDECREF(names);
-    if (!done)
-        Py_CLEAR(type);
-    return (PyTypeObject *)type;
+bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets) {
+    PyObject *fields = PyList_New(0);
+    for (const PyMemberDef *member = members; member->name; member++)
+        append(&fields, PyUnicode_FromString(member->name));
+    for (const PyGetSetDef *getset = getsets; getset->name; getset++)
+        append(&fields, PyUnicode_FromString(getset->name));
+    PyObject *tuple = fields ? PyList_AsTuple(fields) : NULL;
+    bool done = tuple && PyObject_SetAttrString((PyObject *)type, "__slots__", tuple) == 0;
+    Py_XDECREF(fields);
+    Py_XDECREF(tuple);
+    return done;
 }
 
 /* -- functions ------------------------------------------------------------------------------------------------------- */
@@ -67,27 +94,19 @@ static PyObject *module_crc32_by_table(PyObject *Py_UNUSED(module), PyObject *ar
     return crc32_by(rdmacm_crc32_by_table, args);
 }
 
-static bool parse_flow(const char *source, Py_ssize_t source_length, const char *destination,
-                       Py_ssize_t destination_length, unsigned sport, unsigned dport, struct rdmacm_flow *flow) {
-    if (source_length != destination_length || (source_length != 4 && source_length != 16) || sport > 0xFFFF ||
-        dport > 0xFFFF) {
-        PyErr_SetString(PyExc_ValueError, "two addresses of 4 or 16 bytes and two ports are wanted");
-        return false;
-    }
-    rdmacm_flow_init(flow, (const uint8_t *)source, (const uint8_t *)destination, (size_t)source_length,
-                     (uint16_t)sport, (uint16_t)dport);
-    return true;
-}
-
 static PyObject *module_icrc_start(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *source, *destination;
     Py_ssize_t source_length, destination_length;
     unsigned int sport, dport, length, identification;
     struct rdmacm_flow flow;
     if (!PyArg_ParseTuple(args, "y#y#IIII", &source, &source_length, &destination, &destination_length, &sport,
-                          &dport, &length, &identification) ||
-        !parse_flow(source, source_length, destination, destination_length, sport, dport, &flow))
+                          &dport, &length, &identification))
         return NULL;
+    if (source_length != destination_length || (source_length != 4 && source_length != 16) || sport > 0xFFFF ||
+        dport > 0xFFFF)
+        return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes and two ports are wanted");
+    rdmacm_flow_init(&flow, (const uint8_t *)source, (const uint8_t *)destination, (size_t)source_length,
+                     (uint16_t)sport, (uint16_t)dport);
     return Py_BuildValue("II", flow.base, rdmacm_flow_start(&flow, length, (uint16_t)identification));
 }
 
@@ -125,19 +144,15 @@ static PyMethodDef module_methods[] = {
 
 /* -- the module ------------------------------------------------------------------------------------------------------ */
 
-#define NAME "rdmacm.proto._core"
-
 /* Its types and what the functions configure_* get are global, so there is one module, in the main interpreter. */
 static PyObject *the_module;
 static bool is_complete;
 
 static PyObject *module_create(PyObject *Py_UNUSED(spec), PyModuleDef *Py_UNUSED(definition)) {
-    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
-        PyErr_SetString(PyExc_ImportError, "the compiled core is for the main interpreter alone");
-        return NULL;
-    }
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)
+        return PyErr_Format(PyExc_ImportError, "the compiled core is for the main interpreter alone");
     if (!the_module)
-        the_module = PyModule_New(NAME);
+        the_module = PyModule_New(MODULE_NAME);
     return Py_XNewRef(the_module);
 }
 
@@ -146,8 +161,9 @@ static int module_exec(PyObject *module) {
         return 0;
     rdmacm_init();
     rdmacm_mutex_init();
-    is_complete = wc_init(module) && requests_init() && memory_init(module) && rc_init(module) && wire_init(module) &&
-                  route_init(module) && ud_init(module) && datagrams_init(module) &&
+    is_complete = intern_names() && lock_init(module) && wc_init(module) && memory_init(module) && rc_init(module) &&
+                  wire_init(module) && connection_init(module) && route_init(module) && ud_init(module) &&
+                  datagrams_init(module) &&
                   PyModule_AddStringConstant(module, "CRC32_METHOD", rdmacm_crc32_method()) == 0;
     return is_complete ? 0 : -1;
 }
@@ -161,7 +177,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = NAME,
+    .m_name = MODULE_NAME,
     .m_doc = "The compiled core (docs/core.md).",
     .m_methods = module_methods,
     .m_slots = module_slots,

@@ -9,6 +9,8 @@
 #include "rdmacm_core.h"
 #include "rdmacm_wire.h"
 
+#define MODULE_NAME "rdmacm.proto._core"
+
 /* What keeps a buffer alive. */
 struct pin {
     struct rdmacm_pin link;
@@ -19,12 +21,12 @@ struct pin {
     size_t uses;         /* of a region: itself, and the requests that use it */
     Py_buffer view;
     bool has_view;
-    bool unsignaled; /* whether its success makes no completion */
+    bool unsignaled; /* whether its success makes no completion, as its maker has asked */
 };
 
 typedef struct {
     PyObject_HEAD
-    struct rdmacm_regions regions;
+    struct rdmacm_table regions; /* of struct rdmacm_region */
 } Regions;
 
 typedef struct {
@@ -82,7 +84,7 @@ typedef struct {
     bool waited;     /* see SoftCQ */
 } CompletionQueue;
 
-extern PyTypeObject *queue_type, *wire_type;
+extern PyTypeObject *lock_type, *queue_type, *wire_type;
 
 /* Take a lock; with the interpreter's lock released while it waits. */
 void take_lock(Lock *lock);
@@ -116,47 +118,58 @@ void acknowledge(Wire *self);
 extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
 /* The class of the wr_id of a request without a completion. */
 extern PyObject *unsignaled_class;
+/* That of address handles. */
+extern PyObject *ah_class;
 
 /* The pin of an owner and of a buffer, which may be NULL. NULL with an exception. */
 struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags);
 void drop_pin(void *pin);
 /* That of a request with at most one segment; NULL without an exception where the core does not take it. */
 struct pin *pin_segment(PyObject *work, int flags);
-/* Whether the collector may look into it: the same as Py_VISIT() of its owner. */
-int visit_pin(const void *pin, visitproc visit, void *arg);
+/* Drop the pin of a request that was refused. Whether it was kept. */
+bool keep_pin(struct pin *pin, bool is_kept);
+/* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not
+ * survive. A buffer that is in use is kept instead, and so is what it refers to. */
+static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)pin)->owner; }
 /* Its buffer as the engine has it: a tuple of one view, or of none. */
 PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length);
 /* The SendWork of a request, and the RecvWork of a receive: a new reference. */
 PyObject *work_of_send(const struct rdmacm_send *send);
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
-/* The bytes of a datagram. This never runs the collector, which might run code that uses `out`. */
-PyObject *join_pieces(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram);
+
+/* What an engine has built last. Too large for a stack. One call at a time uses it, because it keeps the interpreter's
+ * lock. */
+extern struct rdmacm_out built;
+/* A datagram of an engine that has no wire. */
+struct made {
+    PyObject *route; /* NULL of a connection, which has one route */
+    PyObject *bytes;
+    Py_ssize_t segment;
+};
+/* Add those of `built` to `made`, which has `count`. To make bytes runs no other code, so the mutex may be held. False
+ * without memory. */
+bool copy_datagrams(PyObject *route, struct made *made, size_t *count);
+/* A list of ([bytes], segment), or of (route, [bytes], segment), if these are all of them. Their references end. */
+PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete);
 
 /* Move completions out of an engine, before anything else can: `moved` of them to memory that PyMem_Free() frees. NULL
  * if there are none. Without memory they stay. */
 struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved);
-/* A completion of success, as Python has it. */
-PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num);
+/* Append the WCs of those that were moved to a list, and free them. False with an exception. */
+bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size_t count, uint32_t qp_num);
 /* The number that its request was posted with: a new reference. */
 PyObject *wr_id_of(const struct pin *pin);
 
-/* What a connection, or a datagram queue pair, has counted. */
-struct counts {
-    uint32_t of_connection[RDMACM_COUNTS];
-    unsigned long no_receive;
-};
-
-/* Take it. The mutex is held. */
-void pop_counts(struct rdmacm_rc *rc, struct counts *counts);
-void pop_ud_counts(struct rdmacm_ud_end *end, struct counts *counts);
-/* As RcCore.core_take_counts() returns it. */
-PyObject *list_counts(const struct counts *counts);
+/* As RcCore.core_take_counts() returns them. */
+PyObject *list_counts(const struct rdmacm_counts *counts);
+/* Take those of a queue pair. The mutex is held. */
+void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *counts);
 
 /* -- requests that are posted directly ------------------------------------------------------------------------------- */
 
 /* What a queue pair allows. */
 struct rules {
-    const struct rdmacm_regions *regions;
+    const struct rdmacm_table *regions;
     uint64_t pd;
     size_t max_send_wr, max_recv_wr, max_inline;
     bool has_send_sge, has_recv_sge, signals_all;
@@ -180,10 +193,15 @@ struct request {
 bool number_of(PyObject *value, uint64_t most, uint64_t *number);
 /* The same from an attribute. */
 bool read_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *number);
+bool read_uint32(PyObject *object, PyObject *name, uint32_t most, uint32_t *number);
+/* Whether an attribute is true. False with an exception. */
+bool read_truth(PyObject *object, PyObject *name, bool *truth);
 /* False if it is not one of those that the core takes. end_request() comes after either result. */
 bool parse_send(PyObject *object, struct request *request);
 bool parse_recv(PyObject *object, struct request *request);
 void end_request(struct request *request);
+/* What the flags of a request of the send queue mean. False if it is not one of those that the core takes. */
+bool parse_flags(const struct rules *rules, uint64_t flags, bool has_element, bool *solicited, bool *unsignaled);
 /* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local);
 /* Find the buffer of a request of the send queue, and make its pin. NULL if the core does not take it. */
@@ -204,26 +222,18 @@ bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, 
 
 /* -- queue pairs of a wire ------------------------------------------------------------------------------------------- */
 
-/* What a queue pair does in its own way. The mutex is held, but in post_send(). */
-struct queue_pair_kind {
-    bool (*has_queues)(const QueuePair *self); /* whether the core has them, not Python */
-    size_t (*sends_count)(const QueuePair *self);
-    size_t (*recvs_count)(const QueuePair *self);
-    /* Queue a SendWR, or a receive. False, with nothing done, if it is not one of those that the core takes. */
-    bool (*post_send)(QueuePair *self, PyObject *request);
-    bool (*queue_recv)(QueuePair *self, const struct rdmacm_recv *recv);
-};
-
 /* The first part of Connection and of Datagrams. */
 struct queue_pair {
     PyObject_HEAD
-    const struct queue_pair_kind *kind;
     struct rdmacm_conn *conn; /* its own */
-    bool *is_shared;          /* that of its core */
+    /* Queue a SendWR. False, with nothing done, if it is not one of those that the core takes. */
+    bool (*post_send)(QueuePair *self, PyObject *request);
+    bool *is_shared; /* that of its core */
     Wire *wire;
     PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
+    PyObject *pd, *regions; /* what `rules` refers to; NULL: the core has it */
     struct rules rules;
 };
 
@@ -237,27 +247,54 @@ struct queue_pair_parts {
 bool queue_pair_has_room(const QueuePair *self, size_t count);
 /* Send what was posted. False with an exception. */
 bool queue_pair_posted(QueuePair *self, Py_ssize_t count);
-/* Become a queue pair of its wire, when the fields of `conn` that tell the peer, the memory of `rules`, and `is_shared`
- * are set. False with an exception. */
-bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts);
-/* Methods and slots. */
+/* Become a queue pair of its wire, when the fields of `conn` that tell the peer, `post_send`, the memory of `rules`, and
+ * `is_shared` are set. False with an exception. */
+bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts);
+/* Their methods, but post_part(), and their slots. */
+#define QUEUE_PAIR_METHODS                                                                                             \
+    {"post_send", (PyCFunction)queue_pair_post_send, METH_O,                                                           \
+     "post_send(requests): post and send a SendWR or a list of them; what is left to Python, None: nothing."},         \
+    {"post_recv", (PyCFunction)queue_pair_post_recv, METH_O, "post_recv(requests): the same for RecvWR."},             \
+    {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,                          \
+     "post_recv_part(wr_id, region, offset, length): a receive into part of an MR; False if it was not taken."},       \
+    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,                                    \
+     "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},       \
+    {"take_counts", (PyCFunction)queue_pair_take_counts, METH_NOARGS, "As RcCore.core_take_counts()."},                \
+    {"detach", (PyCFunction)queue_pair_detach, METH_NOARGS, "Leave the wire."}
+#define QUEUE_PAIR_SLOTS                                                                                               \
+    SLOT(tp_traverse, queue_pair_traverse), SLOT(tp_clear, queue_pair_clear), SLOT(tp_dealloc, queue_pair_dealloc)
 PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests);
 PyObject *queue_pair_post_recv(QueuePair *self, PyObject *requests);
 PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_ssize_t count);
 PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *ignored);
+PyObject *queue_pair_take_counts(QueuePair *self, PyObject *ignored);
+PyObject *queue_pair_detach(QueuePair *self, PyObject *ignored);
 int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg);
 int queue_pair_clear(QueuePair *self);
 void queue_pair_dealloc(QueuePair *self);
 
-struct name {
-    PyObject **place;
-    const char *text;
-};
+/* The names of attributes: `names.addr` is a string, and so on. */
+#define FOR_NAMES(DO)                                                                                                  \
+    DO(_closed) DO(addr) DO(ah) DO(base) DO(core_route) DO(dest_qpn) DO(fence) DO(first_psn) DO(icrc) DO(imm)          \
+    DO(imm_data) DO(is_ipv6) DO(last_psn) DO(length) DO(lkey) DO(opcode) DO(pd) DO(qkey) DO(qp_num)                    \
+    DO(received_bytes) DO(remote_addr) DO(remote_qkey) DO(remote_qpn) DO(requested_packets) DO(rkey) DO(route)         \
+    DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(work) DO(wr_id)
+#define DECLARE_NAME(name) PyObject *name;
+extern struct names {
+    FOR_NAMES(DECLARE_NAME)
+} names;
 
-bool intern_names(const struct name *names, size_t count);
-
+/* A type of the module: a new reference, NULL with an exception. Instances have the structure of that name. */
+#define ADD_TYPE(module, structure, flags, slots)                                                                      \
+    add_type(module, MODULE_NAME "." #structure, sizeof(structure), flags, slots)
+PyTypeObject *add_type(PyObject *module, const char *name, size_t size, unsigned long flags, PyType_Slot *slots);
+#define SLOT(name, value) {Py_##name, (void *)(uintptr_t)(value)}
+/* A new object, whose fields are 0. NULL with an exception. */
+void *new_object(PyTypeObject *type);
 /* Replace an object by a new reference to another. */
 void set_object(PyObject **place, PyObject *object);
+/* Replace `count` objects, whose places follow, by the arguments of a function: None, or NULL with an exception. */
+PyObject *set_objects(PyObject *args, Py_ssize_t count, ...);
 void free_object(PyObject *self);
 /* Append an item, which is taken over, NULL with an exception. The list is gone with an exception. */
 void append(PyObject **list, PyObject *item);
@@ -265,20 +302,17 @@ void append(PyObject **list, PyObject *item);
 PyObject *answer(bool is_done);
 /* A receive into the buffer of a pin. */
 struct rdmacm_recv recv_of(struct pin *pin);
-/* Make the base class of an engine and add it to the module: a new reference, NULL with an exception. Its __slots__
- * are its fields, so that a class above it does not make slots of its own for them. */
-PyTypeObject *add_fields_type(PyObject *module, const char *name, PyType_Spec *spec, const PyMemberDef *members,
-                              const PyGetSetDef *getsets);
+/* The __slots__ of the base class of an engine are its fields, so that a class above it does not make slots of its own
+ * for them. False with an exception. */
+bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets);
 bool memory_init(PyObject *module);
 bool rc_init(PyObject *module);
 bool wc_init(PyObject *module);
+bool lock_init(PyObject *module);
 bool wire_init(PyObject *module);
 bool connection_init(PyObject *module);
-bool requests_init(void);
 bool route_init(PyObject *module);
 bool ud_init(PyObject *module);
-/* See configure_datagrams(). */
-void set_make_datagram(PyObject *make);
 bool datagrams_init(PyObject *module);
 /* What completions and requests are made of. */
 PyObject *configure_wc(PyObject *module, PyObject *args);

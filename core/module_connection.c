@@ -8,22 +8,14 @@ typedef struct {
     struct rdmacm_conn conn;
 } Connection;
 
-static PyTypeObject *connection_type;
-static PyObject *s_remote_addr, *s_rkey;
-
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
 static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
                        bool has_element) {
-    if ((opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ) ||
-        flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE) ||
-        (opcode == RDMACM_WR_READ && flags & RDMACM_FLAG_INLINE) || (has_element && !rules->has_send_sge))
-        return false;
     send->opcode = (uint8_t)opcode;
-    send->solicited = flags & RDMACM_FLAG_SOLICITED;
-    send->unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
-    return true;
+    return rdmacm_rc_has(opcode) && !(opcode == RDMACM_WR_READ && flags & RDMACM_FLAG_INLINE) &&
+           parse_flags(rules, flags, has_element, &send->solicited, &send->unsignaled);
 }
 
 /* Queue a request. False, with nothing done, if it is not one of those that the core takes. */
@@ -38,41 +30,22 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
     enter_core();
     bool done = rdmacm_rc_post_send(self->conn->rc, send);
     rdmacm_leave();
-    if (!done)
-        drop_pin(pin);
-    return done;
+    return keep_pin(pin, done);
 }
 
 /* Queue a SendWR. */
 static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
     struct rdmacm_send send = {0};
-    uint64_t rkey = 0;
     bool done = parse_send(object, &request) &&
                 begin_send(&self->rules, &send, request.opcode, request.flags, request.has_element);
     if (done && request.opcode != RDMACM_WR_SEND)
-        done = read_number(object, s_remote_addr, UINT64_MAX, &send.remote_addr) &&
-               read_number(object, s_rkey, UINT32_MAX, &rkey);
-    send.rkey = (uint32_t)rkey;
+        done = read_number(object, names.remote_addr, UINT64_MAX, &send.remote_addr) &&
+               read_uint32(object, names.rkey, UINT32_MAX, &send.rkey);
     done = done && queue_send(self, request.wr_id, request.has_element ? &request.local : NULL, request.flags, &send);
     end_request(&request);
     return done;
 }
-
-static bool has_queues(const QueuePair *self) { return self->conn->rc->core_owns_queues; }
-
-static size_t sends_count(const QueuePair *self) { return self->conn->rc->sends_count; }
-
-static size_t recvs_count(const QueuePair *self) {
-    const struct rdmacm_rc *rc = self->conn->rc;
-    return rc->recvs_count + (rc->current_recv.pin ? 1 : 0);
-}
-
-static bool queue_recv(QueuePair *self, const struct rdmacm_recv *recv) {
-    return rdmacm_rc_post_recv(self->conn->rc, recv);
-}
-
-static const struct queue_pair_kind connected = {has_queues, sends_count, recvs_count, post_send, queue_recv};
 
 static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 8)
@@ -122,15 +95,14 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
         return NULL;
     RcCore *core = (RcCore *)parts.core;
     if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
-        core->is_shared) {
-        PyErr_SetString(PyExc_ValueError, "addresses of two families, a closed wire, or two connections of an engine");
-        return NULL;
-    }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Connection *self = (Connection *)allocate(type, 0);
+        core->is_shared)
+        return PyErr_Format(PyExc_ValueError,
+                            "addresses of two families, a closed wire, or two connections of an engine");
+    Connection *self = new_object(type);
     if (!self)
         return NULL;
     struct rdmacm_conn *conn = self->base.conn = &self->conn;
+    self->base.post_send = post_send;
     self->base.is_shared = &core->is_shared;
     self->base.rules.regions = core->rc.regions;
     self->base.rules.pd = core->rc.pd;
@@ -142,7 +114,7 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     conn->remote_scope = remote_scope;
     conn->fd = fd;
     if (!set_route(&conn->route, conn->remote, local_length == 16, (uint16_t)port_number, scope, control, train) ||
-        !queue_pair_join(&self->base, &connected, &parts)) {
+        !queue_pair_join(&self->base, &parts)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -181,64 +153,28 @@ static PyObject *connection_transmit(Connection *self, PyObject *args) {
     return done ? PyLong_FromSize_t(sent) : Py_NewRef(Py_None);
 }
 
-static PyObject *connection_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
-    if (!self->core)
-        return PyList_New(0);
-    struct counts counts;
-    enter_core();
-    pop_counts(self->conn->rc, &counts);
-    rdmacm_leave();
-    return list_counts(&counts);
-}
-
-static PyObject *connection_detach(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
-    queue_pair_clear(self);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef connection_methods[] = {
-    {"post_send", (PyCFunction)queue_pair_post_send, METH_O,
-     "post_send(requests): post and send a SendWR or a list of them; what is left to Python, None: nothing."},
-    {"post_recv", (PyCFunction)queue_pair_post_recv, METH_O, "post_recv(requests): the same for RecvWR."},
+    QUEUE_PAIR_METHODS,
     {"post_part", (PyCFunction)(void (*)(void))connection_post_part, METH_FASTCALL,
      "post_part(wr_id, opcode, data, offset, length, flags, remote_addr, rkey): the same for part of an MR, or bytes;\n"
      "False if it was not taken."},
-    {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,
-     "post_recv_part(wr_id, region, offset, length): the same for a receive."},
-    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,
-     "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
     {"arm_timer", (PyCFunction)connection_arm_timer, METH_NOARGS,
      "Python calls its timer at some time; the thread that serves peers does so too."},
     {"take_deadline", (PyCFunction)connection_take_deadline, METH_NOARGS,
      "Its deadline; with None, Python has no timer for it any more."},
     {"transmit", (PyCFunction)connection_transmit, METH_VARARGS,
      "transmit(now, limit): send up to `limit` packets, and return how many; None if Python has to do it."},
-    {"take_counts", (PyCFunction)connection_take_counts, METH_NOARGS, "RcCore.core_take_counts() of its engine."},
-    {"detach", (PyCFunction)connection_detach, METH_NOARGS, "Leave the wire."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot connection_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A connection of a wire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)connection_new},
-    {Py_tp_traverse, (void *)(uintptr_t)queue_pair_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)queue_pair_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)queue_pair_dealloc},
-    {Py_tp_methods, connection_methods},
+    SLOT(tp_doc, "A connection of a wire (docs/core.md)."),
+    SLOT(tp_new, connection_new),
+    QUEUE_PAIR_SLOTS,
+    SLOT(tp_methods, connection_methods),
     {0, NULL},
 };
 
-static PyType_Spec connection_spec = {
-    .name = "rdmacm.proto._core.Connection",
-    .basicsize = sizeof(Connection),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = connection_slots,
-};
-
 bool connection_init(PyObject *module) {
-    static const struct name names[] = {{&s_remote_addr, "remote_addr"}, {&s_rkey, "rkey"}};
-    if (!intern_names(names, sizeof names / sizeof *names))
-        return false;
-    connection_type = (PyTypeObject *)PyType_FromSpec(&connection_spec);
-    return connection_type && PyModule_AddObjectRef(module, "Connection", (PyObject *)connection_type) == 0;
+    return ADD_TYPE(module, Connection, Py_TPFLAGS_HAVE_GC, connection_slots) != NULL;
 }

@@ -6,7 +6,7 @@
 PyTypeObject *queue_type;
 static PyTypeObject *wc_class;
 static allocfunc allocate_wc;
-static PyObject *success, *send_opcodes[5], *recv_opcode, *zero, *s_qp_num;
+static PyObject *success, *send_opcodes[5], *recv_opcode, *zero;
 
 /* -- completions ----------------------------------------------------------------------------------------------------- */
 
@@ -38,8 +38,7 @@ static bool find_places(PyTypeObject *type) {
     PyObject *size = PyObject_GetAttrString((PyObject *)type, "__basicsize__");
     size_t words = size ? PyLong_AsSize_t(size) / sizeof(void *) : 0;
     Py_XDECREF(size);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *wc = words && !PyErr_Occurred() ? allocate(type, 0) : NULL;
+    PyObject *wc = words && !PyErr_Occurred() ? new_object(type) : NULL;
     size_t found = 0;
     for (size_t i = 0; wc && i < WC_FIELDS; i++) {
         PyObject *value = PyList_New(0);
@@ -61,7 +60,11 @@ static bool find_places(PyTypeObject *type) {
     return found == WC_FIELDS;
 }
 
-static void set(PyObject *wc, size_t field, PyObject *value) { ((PyObject **)wc)[wc_places[field]] = value; }
+/* Set a field to a reference that is taken over. Whether there is one. */
+static bool set(PyObject *wc, size_t field, PyObject *value) {
+    ((PyObject **)wc)[wc_places[field]] = value;
+    return value;
+}
 
 struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved) {
     size_t size = completions->count * sizeof *completions->items;
@@ -75,54 +78,64 @@ struct rdmacm_completion *move_completions(struct rdmacm_completions *completion
     return copy;
 }
 
-PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
-    if (!wc_class) {
-        PyErr_SetString(PyExc_RuntimeError, "configure_wc() was not called");
+static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
+    if (!wc_class)
+        return PyErr_Format(PyExc_RuntimeError, "configure_wc() was not called");
+    PyObject *wc = allocate_wc(wc_class, 0);
+    if (!wc)
         return NULL;
-    }
-    PyObject *length = PyLong_FromUnsignedLong(completion->byte_len), *number = PyLong_FromUnsignedLong(qp_num);
-    PyObject *source = completion->src_qp ? PyLong_FromUnsignedLong(completion->src_qp) : Py_NewRef(zero);
-    PyObject *immediate = completion->has_imm ? PyLong_FromUnsignedLong(completion->imm) : Py_NewRef(Py_None);
-    PyObject *wc = length && number && source && immediate ? allocate_wc(wc_class, 0) : NULL;
-    if (!wc) {
-        Py_XDECREF(length);
-        Py_XDECREF(number);
-        Py_XDECREF(source);
-        Py_XDECREF(immediate);
-        return NULL;
-    }
     set(wc, WC_WR_ID, Py_NewRef(wr_id));
     set(wc, WC_STATUS, Py_NewRef(success));
     set(wc, WC_OPCODE, Py_NewRef(completion->is_recv ? recv_opcode : send_opcodes[completion->opcode]));
-    set(wc, WC_BYTE_LEN, length);
-    set(wc, WC_IMM_DATA, immediate);
     set(wc, WC_INVALIDATED_RKEY, Py_NewRef(Py_None));
     set(wc, WC_SOLICITED, Py_NewRef(completion->solicited ? Py_True : Py_False));
-    set(wc, WC_QP_NUM, number);
-    set(wc, WC_SRC_QP, source);
     set(wc, WC_HAS_GRH, Py_NewRef(completion->is_datagram ? Py_True : Py_False));
     set(wc, WC_VENDOR_ERR, Py_NewRef(zero));
+    if (!set(wc, WC_BYTE_LEN, PyLong_FromUnsignedLong(completion->byte_len)) ||
+        !set(wc, WC_QP_NUM, PyLong_FromUnsignedLong(qp_num)) ||
+        !set(wc, WC_IMM_DATA, completion->has_imm ? PyLong_FromUnsignedLong(completion->imm) : Py_NewRef(Py_None)) ||
+        !set(wc, WC_SRC_QP, completion->src_qp ? PyLong_FromUnsignedLong(completion->src_qp) : Py_NewRef(zero)))
+        Py_CLEAR(wc);
     return wc;
 }
 
-PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *wc, *status, *write_, *send, *read, *recv;
-    if (!PyArg_ParseTuple(args, "OOOOOO", &wc, &status, &write_, &send, &read, &recv))
-        return NULL;
-    if (!PyType_Check(wc)) {
-        PyErr_SetString(PyExc_TypeError, "a class of completions is wanted");
-        return NULL;
+/* Append the WC of a completion to a list, unless it is that of an unsignaled request. */
+static bool append_wc(PyObject *completed, const struct rdmacm_completion *completion, uint32_t qp_num) {
+    const struct pin *pin = completion->pin;
+    if (pin->owner && pin->unsignaled)
+        return true;
+    PyObject *wr_id = wr_id_of(pin);
+    if (wr_id && pin->unsignaled) {
+        PyObject *number = wr_id;
+        wr_id = PyObject_CallFunctionObjArgs(unsignaled_class, number, NULL);
+        Py_DECREF(number);
     }
+    PyObject *wc = wr_id ? make_wc(wr_id, completion, qp_num) : NULL;
+    bool done = wc && PyList_Append(completed, wc) == 0;
+    Py_XDECREF(wc);
+    Py_XDECREF(wr_id);
+    return done;
+}
+
+bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size_t count, uint32_t qp_num) {
+    bool is_right = true;
+    for (size_t i = 0; i < count; i++) {
+        is_right = is_right && append_wc(completed, &completions[i], qp_num);
+        drop_pin(completions[i].pin);
+    }
+    PyMem_Free(completions);
+    return is_right;
+}
+
+PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *wc = PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : NULL;
+    if (!wc || !PyType_Check(wc))
+        return PyErr_Format(PyExc_TypeError, "a class of completions is wanted");
     if (!find_places((PyTypeObject *)wc))
         return NULL;
     allocate_wc = (allocfunc)PyType_GetSlot((PyTypeObject *)wc, Py_tp_alloc);
-    set_object((PyObject **)&wc_class, wc);
-    set_object(&success, status);
-    set_object(&send_opcodes[RDMACM_WR_WRITE], write_);
-    set_object(&send_opcodes[RDMACM_WR_SEND], send);
-    set_object(&send_opcodes[RDMACM_WR_READ], read);
-    set_object(&recv_opcode, recv);
-    Py_RETURN_NONE;
+    return set_objects(args, 6, (PyObject **)&wc_class, &success, &send_opcodes[RDMACM_WR_WRITE],
+                       &send_opcodes[RDMACM_WR_SEND], &send_opcodes[RDMACM_WR_READ], &recv_opcode);
 }
 
 /* -- queues ---------------------------------------------------------------------------------------------------------- */
@@ -132,12 +145,9 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     Py_ssize_t limit;
     if (!PyArg_ParseTuple(args, "On", &wire, &limit))
         return NULL;
-    if (wire != Py_None && !PyObject_TypeCheck(wire, wire_type)) {
-        PyErr_SetString(PyExc_TypeError, "a Wire or None is wanted");
-        return NULL;
-    }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    CompletionQueue *self = (CompletionQueue *)allocate(type, 0);
+    if (wire != Py_None && !PyObject_TypeCheck(wire, wire_type))
+        return PyErr_Format(PyExc_TypeError, "a Wire or None is wanted");
+    CompletionQueue *self = new_object(type);
     if (self) {
         self->cq.owner = self;
         self->cq.limit = limit > 0 ? (size_t)limit : 0;
@@ -164,17 +174,20 @@ static size_t pop_entries(struct rdmacm_cq *cq, struct rdmacm_entry *entries, si
     return rdmacm_cq_take(cq, entries, most < BATCH ? most : BATCH);
 }
 
-static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
-    if (is_abandoned(self))
-        Py_RETURN_NONE;
+/* Drop the completions of a queue pair; NULL: all. */
+static void drop_entries(CompletionQueue *self, const uint32_t *qp_num) {
     struct rdmacm_entry entries[BATCH];
-    for (size_t count = BATCH; count == BATCH;) {
+    for (size_t count = BATCH; count == BATCH && !is_abandoned(self);) {
         enter_core();
-        count = pop_entries(&self->cq, entries, BATCH);
+        count = qp_num ? rdmacm_cq_remove(&self->cq, *qp_num, entries, BATCH) : pop_entries(&self->cq, entries, BATCH);
         rdmacm_leave();
         for (size_t i = 0; i < count; i++)
             drop_entry(&entries[i]);
     }
+}
+
+static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(ignored)) {
+    drop_entries(self, NULL);
     Py_RETURN_NONE;
 }
 
@@ -193,15 +206,10 @@ static void queue_dealloc(CompletionQueue *self) {
     PyObject_GC_UnTrack(self);
     if (self->wire && self->wire->wire) {
         enter_core();
-        struct rdmacm_wire *wire = self->wire->wire;
-        for (struct rdmacm_cq **place = &wire->added; self->cq.is_listed && *place; place = &(*place)->next_added)
-            if (*place == &self->cq) {
-                *place = self->cq.next_added;
-                break;
-            }
+        RDMACM_UNLIST(self->wire->wire->added, &self->cq, next_added, is_listed);
         rdmacm_leave();
     }
-    Py_DECREF(queue_clear_entries(self, NULL));
+    drop_entries(self, NULL);
     queue_clear(self);
     if (!is_abandoned(self))
         rdmacm_cq_free(&self->cq);
@@ -223,7 +231,7 @@ static PyObject *queue_add(CompletionQueue *self, PyObject *completions) {
     Py_ssize_t added = 0;
     for (; added < count; added++) {
         PyObject *wc = Py_XNewRef(PyList_GetItem(completions, added));
-        PyObject *number = wc ? PyObject_GetAttr(wc, s_qp_num) : NULL;
+        PyObject *number = wc ? PyObject_GetAttr(wc, names.qp_num) : NULL;
         struct rdmacm_entry entry = {.object = wc, .qp_num = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0};
         Py_XDECREF(number);
         if (PyErr_Occurred()) {
@@ -334,19 +342,10 @@ static PyObject *queue_take(CompletionQueue *self, PyObject *argument) {
 }
 
 static PyObject *queue_drop(CompletionQueue *self, PyObject *argument) {
-    unsigned long qp_num = PyLong_AsUnsignedLong(argument);
-    if (qp_num == (unsigned long)-1 && PyErr_Occurred())
+    uint32_t qp_num = (uint32_t)PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred())
         return NULL;
-    if (is_abandoned(self))
-        Py_RETURN_NONE;
-    struct rdmacm_entry dropped[BATCH];
-    for (size_t count = BATCH; count == BATCH;) {
-        enter_core();
-        count = rdmacm_cq_remove(&self->cq, (uint32_t)qp_num, dropped, BATCH);
-        rdmacm_leave();
-        for (size_t i = 0; i < count; i++)
-            drop_entry(&dropped[i]);
-    }
+    drop_entries(self, &qp_num);
     Py_RETURN_NONE;
 }
 
@@ -398,29 +397,20 @@ static PyMethodDef queue_methods[] = {
 };
 
 static PyType_Slot queue_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The completions of a queue, oldest first."},
-    {Py_tp_new, (void *)(uintptr_t)queue_new},
-    {Py_tp_traverse, (void *)(uintptr_t)queue_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)queue_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)queue_dealloc},
-    {Py_tp_members, queue_members},
-    {Py_tp_getset, queue_getset},
-    {Py_tp_methods, queue_methods},
-    {Py_sq_length, (void *)(uintptr_t)queue_length},
+    SLOT(tp_doc, "The completions of a queue, oldest first."),
+    SLOT(tp_new, queue_new),
+    SLOT(tp_traverse, queue_traverse),
+    SLOT(tp_clear, queue_clear),
+    SLOT(tp_dealloc, queue_dealloc),
+    SLOT(tp_members, queue_members),
+    SLOT(tp_getset, queue_getset),
+    SLOT(tp_methods, queue_methods),
+    SLOT(sq_length, queue_length),
     {0, NULL},
 };
 
-static PyType_Spec queue_spec = {
-    .name = "rdmacm.proto._core.CompletionQueue",
-    .basicsize = sizeof(CompletionQueue),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = queue_slots,
-};
-
 bool wc_init(PyObject *module) {
-    queue_type = (PyTypeObject *)PyType_FromSpec(&queue_spec);
     zero = PyLong_FromLong(0);
-    s_qp_num = PyUnicode_InternFromString("qp_num");
-    return queue_type && zero && s_qp_num &&
-           PyModule_AddObjectRef(module, "CompletionQueue", (PyObject *)queue_type) == 0;
+    queue_type = ADD_TYPE(module, CompletionQueue, Py_TPFLAGS_HAVE_GC, queue_slots);
+    return zero && queue_type;
 }

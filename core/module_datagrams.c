@@ -6,12 +6,9 @@
 typedef struct {
     QueuePair base;
     struct rdmacm_ud_end end;
-    PyObject *pd, *regions;
 } Datagrams;
 
-static PyTypeObject *datagrams_type;
-static PyObject *ah_class;
-static PyObject *s_imm_data, *s_ah, *s_remote_qpn, *s_remote_qkey, *s_pd, *s_core_route, *s_closed;
+PyObject *ah_class;
 
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
@@ -24,9 +21,10 @@ static bool has(PyObject *object, PyObject *name, const PyObject *wanted) {
 
 /* The route of a request's address handle: a new reference, NULL if the core does not know the handle. */
 static Route *route_of(const Datagrams *self, PyObject *request) {
-    PyObject *ah = PyObject_GetAttr(request, s_ah), *route = NULL;
-    if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, s_closed, Py_False) && has(ah, s_pd, self->pd))
-        route = PyObject_GetAttr(ah, s_core_route);
+    PyObject *ah = PyObject_GetAttr(request, names.ah), *route = NULL;
+    if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, names._closed, Py_False) &&
+        has(ah, names.pd, self->base.pd))
+        route = PyObject_GetAttr(ah, names.core_route);
     Py_XDECREF(ah);
     if (route && Py_TYPE(route) == route_type) {
         Route *found = (Route *)route;
@@ -39,29 +37,21 @@ static Route *route_of(const Datagrams *self, PyObject *request) {
 
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
 static bool begin_send(const struct rules *rules, const struct request *request, struct rdmacm_ud_send *send) {
-    if ((request->opcode != RDMACM_WR_SEND && request->opcode != RDMACM_WR_SEND_WITH_IMM) ||
-        request->flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE) ||
-        (request->has_element && !rules->has_send_sge))
-        return false;
     send->has_imm = request->opcode == RDMACM_WR_SEND_WITH_IMM;
-    send->solicited = request->flags & RDMACM_FLAG_SOLICITED;
-    send->unsignaled = !(request->flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
-    return true;
+    return rdmacm_ud_has(request->opcode) &&
+           parse_flags(rules, request->flags, request->has_element, &send->solicited, &send->unsignaled);
 }
-
-static struct rdmacm_ud *ud_of(const QueuePair *self) { return ((const Datagrams *)self)->end.ud; }
 
 /* Queue a SendWR. */
 static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
     struct rdmacm_ud_send send = {0};
     struct pin *pin = NULL;
-    uint64_t qpn, qkey, imm = 0;
     uint8_t *data;
     bool done = parse_send(object, &request) && begin_send(&self->rules, &request, &send) &&
-                read_number(object, s_remote_qpn, RDMACM_QPN_MASK, &qpn) &&
-                read_number(object, s_remote_qkey, UINT32_MAX, &qkey) &&
-                (!send.has_imm || read_number(object, s_imm_data, UINT32_MAX, &imm));
+                read_uint32(object, names.remote_qpn, RDMACM_QPN_MASK, &send.dest_qpn) &&
+                read_uint32(object, names.remote_qkey, UINT32_MAX, &send.qkey) &&
+                (!send.has_imm || read_uint32(object, names.imm_data, UINT32_MAX, &send.imm));
     Route *route = done ? route_of((Datagrams *)self, object) : NULL;
     if (route)
         pin = pin_data(&self->rules, request.wr_id, request.has_element ? &request.local : NULL, request.flags,
@@ -77,47 +67,16 @@ static bool post_send(QueuePair *self, PyObject *object) {
     send.data = data;
     send.route = &route->route;
     send.flow = route->flow;
-    send.dest_qpn = (uint32_t)qpn;
-    send.qkey = (uint32_t)qkey;
-    send.imm = (uint32_t)imm;
     enter_core();
-    done = rdmacm_ud_post_send(ud_of(self), &send);
+    done = rdmacm_ud_post_send(self->conn->ud->ud, &send);
     rdmacm_leave();
-    if (!done)
-        drop_pin(pin);
-    return done;
+    return keep_pin(pin, done);
 }
-
-static bool has_queues(const QueuePair *Py_UNUSED(self)) { return true; }
-
-static size_t sends_count(const QueuePair *self) { return ud_of(self)->sends_count; }
-
-static size_t recvs_count(const QueuePair *self) { return ud_of(self)->recvs_count; }
-
-static bool queue_recv(QueuePair *self, const struct rdmacm_recv *recv) {
-    return rdmacm_ud_post_recv(ud_of(self), recv);
-}
-
-static const struct queue_pair_kind unconnected = {has_queues, sends_count, recvs_count, post_send, queue_recv};
 
 /* A send without an address handle, which Python refuses. */
 static PyObject *datagrams_post_part(PyObject *Py_UNUSED(self), PyObject *const *Py_UNUSED(args),
                                      Py_ssize_t Py_UNUSED(count)) {
     Py_RETURN_FALSE;
-}
-
-void pop_ud_counts(struct rdmacm_ud_end *end, struct counts *counts) {
-    memset(counts, 0, sizeof *counts);
-    counts->no_receive = end->no_receive;
-    end->no_receive = 0;
-}
-
-static PyObject *datagrams_take_counts(Datagrams *self, PyObject *Py_UNUSED(ignored)) {
-    struct counts counts;
-    enter_core();
-    pop_ud_counts(&self->end, &counts);
-    rdmacm_leave();
-    return list_counts(&counts);
 }
 
 static PyObject *datagrams_add_address(Datagrams *self, PyObject *args) {
@@ -155,8 +114,7 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     UdCore *core = (UdCore *)parts.core;
     if (!((Wire *)parts.wire)->wire || core->is_shared || core->ud.sends_count)
         return PyErr_Format(PyExc_ValueError, "a closed wire, or an engine that is on a wire or has to send");
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Datagrams *self = (Datagrams *)allocate(type, 0);
+    Datagrams *self = new_object(type);
     if (!self)
         return NULL;
     struct rdmacm_ud_end *end = &self->end;
@@ -165,93 +123,36 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     end->conn.ud = end;
     end->conn.qp_num = end->ud->qp_num;
     self->base.conn = &end->conn;
+    self->base.post_send = post_send;
     self->base.is_shared = &core->is_shared;
     self->base.rules.regions = &((Regions *)regions)->regions;
     self->base.rules.pd = (uint64_t)(uintptr_t)pd;
-    if (!queue_pair_join(&self->base, &unconnected, &parts)) {
+    self->base.pd = Py_NewRef(pd);
+    self->base.regions = Py_NewRef(regions);
+    if (!queue_pair_join(&self->base, &parts)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
-    self->pd = Py_NewRef(pd);
-    self->regions = Py_NewRef(regions);
     return (PyObject *)self;
 }
 
-static int datagrams_traverse(Datagrams *self, visitproc visit, void *arg) {
-    Py_VISIT(self->pd);
-    Py_VISIT(self->regions);
-    return queue_pair_traverse(&self->base, visit, arg);
-}
-
-static int datagrams_clear(Datagrams *self) {
-    queue_pair_clear(&self->base);
-    Py_CLEAR(self->pd);
-    Py_CLEAR(self->regions);
-    return 0;
-}
-
-static void datagrams_dealloc(Datagrams *self) {
-    PyObject_GC_UnTrack(self);
-    datagrams_clear(self);
-    queue_pair_dealloc(&self->base);
-}
-
-static PyObject *datagrams_detach(Datagrams *self, PyObject *Py_UNUSED(ignored)) {
-    datagrams_clear(self);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef datagrams_methods[] = {
-    {"post_send", (PyCFunction)queue_pair_post_send, METH_O,
-     "post_send(requests): post and send a SendWR or a list of them; what is left to Python, None: nothing."},
-    {"post_recv", (PyCFunction)queue_pair_post_recv, METH_O, "post_recv(requests): the same for RecvWR."},
+    QUEUE_PAIR_METHODS,
     {"post_part", (PyCFunction)(void (*)(void))datagrams_post_part, METH_FASTCALL,
      "False: a datagram needs an address handle."},
-    {"post_recv_part", (PyCFunction)(void (*)(void))queue_pair_post_recv_part, METH_FASTCALL,
-     "post_recv_part(wr_id, region, offset, length): a receive into part of an MR; False if it was not taken."},
-    {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,
-     "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},
-    {"take_counts", (PyCFunction)datagrams_take_counts, METH_NOARGS, "As Connection.take_counts()."},
     {"add_address", (PyCFunction)datagrams_add_address, METH_VARARGS,
      "add_address(address, scope): accept packets that were sent to an address of the device."},
-    {"detach", (PyCFunction)datagrams_detach, METH_NOARGS, "Leave the wire."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot datagrams_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A datagram queue pair of a wire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)datagrams_new},
-    {Py_tp_traverse, (void *)(uintptr_t)datagrams_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)datagrams_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)datagrams_dealloc},
-    {Py_tp_methods, datagrams_methods},
+    SLOT(tp_doc, "A datagram queue pair of a wire (docs/core.md)."),
+    SLOT(tp_new, datagrams_new),
+    QUEUE_PAIR_SLOTS,
+    SLOT(tp_methods, datagrams_methods),
     {0, NULL},
 };
 
-static PyType_Spec datagrams_spec = {
-    .name = "rdmacm.proto._core.Datagrams",
-    .basicsize = sizeof(Datagrams),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = datagrams_slots,
-};
-
-PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *make_send, *ah;
-    if (!PyArg_ParseTuple(args, "OO", &make_send, &ah))
-        return NULL;
-    set_make_datagram(make_send);
-    set_object(&ah_class, ah);
-    Py_RETURN_NONE;
-}
-
 bool datagrams_init(PyObject *module) {
-    static const struct name names[] = {
-        {&s_imm_data, "imm_data"},   {&s_ah, "ah"}, {&s_remote_qpn, "remote_qpn"},
-        {&s_remote_qkey, "remote_qkey"}, {&s_pd, "pd"}, {&s_core_route, "core_route"},
-        {&s_closed, "_closed"},
-    };
-    if (!intern_names(names, sizeof names / sizeof *names))
-        return false;
-    datagrams_type = (PyTypeObject *)PyType_FromSpec(&datagrams_spec);
-    return datagrams_type && PyModule_AddObjectRef(module, "Datagrams", (PyObject *)datagrams_type) == 0;
+    return ADD_TYPE(module, Datagrams, Py_TPFLAGS_HAVE_GC, datagrams_slots) != NULL;
 }

@@ -1,10 +1,9 @@
 /* Glue: registered memory, and what keeps the buffers of requests.
  *
- * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a wire
- * uses, as long as that is read or changed; without it, regions may be read with the interpreter's lock, as they change
- * with both. Requests hold their buffer until they
- * complete or are handed back; a region holds its buffer until it is removed and no request uses it. So no pointer of
- * the core outlives its memory.
+ * The caller holds the interpreter's lock, and the runtime's if it has one. The mutex of the core is held for what a
+ * wire uses, as long as that is read or changed; without it, regions may be read with the interpreter's lock, as they
+ * change with both. Requests hold their buffer until they complete or are handed back; a region holds its buffer until
+ * it is removed and no request uses it. So no pointer of the core outlives its memory.
  */
 #include "module.h"
 
@@ -12,7 +11,6 @@ PyTypeObject *regions_type;
 PyObject *unsignaled_class;
 /* How to make what the engine has of a request that was posted directly. */
 static PyObject *make_send_work, *make_recv_work;
-static PyObject *s_wr_id;
 
 /* -- pins ------------------------------------------------------------------------------------------------------------ */
 
@@ -55,8 +53,14 @@ void drop_pin(void *pointer) {
     Py_XDECREF(held.route);
 }
 
+bool keep_pin(struct pin *pin, bool is_kept) {
+    if (!is_kept)
+        drop_pin(pin);
+    return is_kept;
+}
+
 PyObject *wr_id_of(const struct pin *pin) {
-    return pin->owner ? PyObject_GetAttr(pin->owner, s_wr_id) : Py_XNewRef(pin->wr_id);
+    return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
 
 struct rdmacm_recv recv_of(struct pin *pin) {
@@ -101,35 +105,29 @@ PyObject *work_of_recv(const struct rdmacm_recv *recv) {
     return segments ? PyObject_CallFunction(make_recv_work, "ONI", pin->wr_id, segments, recv->lkey) : NULL;
 }
 
-/* The buffer is not visited: the collector would clear a memoryview that is in use, which CPython does not survive. A
- * buffer that is in use is kept instead, and so is what it refers to. */
-int visit_pin(const void *pointer, visitproc visit, void *arg) {
-    const struct pin *pin = pointer;
-    Py_VISIT(pin->owner);
-    return 0;
-}
-
 /* -- regions --------------------------------------------------------------------------------------------------------- */
 
 static int regions_traverse(Regions *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     for (size_t i = 0; i < self->regions.capacity; i++) {
-        if (self->regions.slots[i].key) {
-            int result = visit_pin(self->regions.slots[i].pin, visit, arg);
-            if (result)
-                return result;
-        }
+        const struct rdmacm_region *region = self->regions.slots[i].item;
+        if (region)
+            Py_VISIT(owner_of(region->pin));
     }
     return 0;
 }
 
 static int regions_clear(Regions *self) {
-    struct rdmacm_regions regions = self->regions;
-    self->regions = (struct rdmacm_regions){0};
-    for (size_t i = 0; i < regions.capacity; i++)
-        if (regions.slots[i].key)
-            drop_pin(regions.slots[i].pin);
-    rdmacm_regions_free(&regions);
+    struct rdmacm_table regions = self->regions;
+    self->regions = (struct rdmacm_table){0};
+    for (size_t i = 0; i < regions.capacity;) {
+        void *pin = regions.slots[i].item ? rdmacm_regions_remove(&regions, regions.slots[i].key) : NULL;
+        if (pin)
+            drop_pin(pin); /* another region may be in this slot now */
+        else
+            i++;
+    }
+    rdmacm_table_free(&regions);
     return 0;
 }
 
@@ -168,11 +166,10 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
         .pd = (uint64_t)(uintptr_t)pd,
         .memory = pin->view.buf,
         .pin = pin,
-        .key = key,
         .access = access,
     };
     enter_core();
-    bool done = rdmacm_regions_add(&self->regions, &region);
+    bool done = rdmacm_regions_add(&self->regions, key, &region);
     rdmacm_leave();
     if (!done) {
         drop_pin(pin);
@@ -186,12 +183,11 @@ static PyObject *regions_remove(Regions *self, PyObject *args) {
     unsigned int key;
     if (!PyArg_ParseTuple(args, "I", &key))
         return NULL;
-    struct rdmacm_region removed;
     enter_core();
-    bool done = rdmacm_regions_remove(&self->regions, key, &removed);
+    void *pin = rdmacm_regions_remove(&self->regions, key);
     rdmacm_leave();
-    if (done)
-        drop_pin(removed.pin);
+    if (pin)
+        drop_pin(pin);
     Py_RETURN_NONE;
 }
 
@@ -204,36 +200,20 @@ static PyMethodDef regions_methods[] = {
 };
 
 static PyType_Slot regions_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The registered memory of a device, by key."},
-    {Py_tp_traverse, (void *)(uintptr_t)regions_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)regions_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)regions_dealloc},
-    {Py_tp_methods, regions_methods},
-    {Py_sq_length, (void *)(uintptr_t)regions_length},
+    SLOT(tp_doc, "The registered memory of a device, by key."),
+    SLOT(tp_traverse, regions_traverse),
+    SLOT(tp_clear, regions_clear),
+    SLOT(tp_dealloc, regions_dealloc),
+    SLOT(tp_methods, regions_methods),
+    SLOT(sq_length, regions_length),
     {0, NULL},
 };
 
-static PyType_Spec regions_spec = {
-    .name = "rdmacm.proto._core.Regions",
-    .basicsize = sizeof(Regions),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = regions_slots,
-};
-
 PyObject *configure_works(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *send, *recv, *unsignaled;
-    if (!PyArg_ParseTuple(args, "OOO", &send, &recv, &unsignaled))
-        return NULL;
-    set_object(&make_send_work, send);
-    set_object(&make_recv_work, recv);
-    set_object(&unsignaled_class, unsignaled);
-    Py_RETURN_NONE;
+    return set_objects(args, 3, &make_send_work, &make_recv_work, &unsignaled_class);
 }
 
 bool memory_init(PyObject *module) {
-    const struct name names[] = {{&s_wr_id, "wr_id"}};
-    if (!intern_names(names, 1))
-        return false;
-    regions_type = (PyTypeObject *)PyType_FromSpec(&regions_spec);
-    return regions_type && PyModule_AddObjectRef(module, "Regions", (PyObject *)regions_type) == 0;
+    regions_type = ADD_TYPE(module, Regions, Py_TPFLAGS_HAVE_GC, regions_slots);
+    return regions_type != NULL;
 }

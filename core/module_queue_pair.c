@@ -8,13 +8,22 @@
 
 /* Whether requests may be queued here. The mutex is held. */
 static bool has_core(const QueuePair *self) {
-    return self->core && self->conn->wire && self->conn->wire->is_enabled && self->kind->has_queues(self);
+    const struct rdmacm_conn *conn = self->conn;
+    return self->core && conn->wire && conn->wire->is_enabled && (conn->ud || conn->rc->core_owns_queues);
+}
+
+static size_t sends_count(const struct rdmacm_conn *conn) {
+    return conn->ud ? conn->ud->ud->sends_count : conn->rc->sends_count;
+}
+
+static size_t recvs_count(const struct rdmacm_conn *conn) {
+    return conn->ud ? conn->ud->ud->recvs_count : conn->rc->recvs_count + (conn->rc->current_recv.pin != NULL);
 }
 
 bool queue_pair_has_room(const QueuePair *self, size_t count) {
     enter_core();
-    size_t most = self->rules.max_send_wr, posted = self->kind->sends_count(self);
-    bool has = has_core(self) && posted <= most && count <= most - posted;
+    size_t most = self->rules.max_send_wr;
+    bool has = has_core(self) && sends_count(self->conn) <= most && count <= most - sends_count(self->conn);
     rdmacm_leave();
     return has;
 }
@@ -43,7 +52,7 @@ PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
     take_lock(lock);
     /* Without room for all of them, Python makes room, or refuses those that are too many. */
     if (queue_pair_has_room(self, count)) {
-        done = post_all(self, requests, self->kind->post_send);
+        done = post_all(self, requests, self->post_send);
         PyErr_Clear();
         if (done)
             is_right = queue_pair_posted(self, done);
@@ -53,17 +62,16 @@ PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
 }
 
 static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *local) {
+    struct rdmacm_conn *conn = self->conn;
     struct rdmacm_recv recv = {0};
     if (!pin_receive(&self->rules, wr_id, local, &recv))
         return false;
     enter_core();
-    bool done = has_core(self) && self->kind->recvs_count(self) < self->rules.max_recv_wr &&
-                self->kind->queue_recv(self, &recv);
-    self->conn->recvs_change += done;
+    bool done = has_core(self) && recvs_count(conn) < self->rules.max_recv_wr &&
+                (conn->ud ? rdmacm_ud_post_recv(conn->ud->ud, &recv) : rdmacm_rc_post_recv(conn->rc, &recv));
+    conn->recvs_change += done;
     rdmacm_leave();
-    if (!done)
-        drop_pin(recv.pin);
-    return done;
+    return keep_pin(recv.pin, done);
 }
 
 /* Queue a RecvWR. */
@@ -113,16 +121,31 @@ PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *Py_UNUSED(ign
     return Py_BuildValue("LL", sends, recvs);
 }
 
+void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *taken) {
+    struct rdmacm_counts *counts = conn->ud ? &conn->ud->counts : &conn->rc->counts;
+    *taken = *counts;
+    *counts = (struct rdmacm_counts){0};
+}
+
+PyObject *queue_pair_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+    if (!self->core && self->conn->rc) /* its engine has them */
+        return PyList_New(0);
+    struct rdmacm_counts counts;
+    enter_core();
+    pop_counts(self->conn, &counts);
+    rdmacm_leave();
+    return list_counts(&counts);
+}
+
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
-bool queue_pair_join(QueuePair *self, const struct queue_pair_kind *kind, const struct queue_pair_parts *parts) {
+bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts) {
     struct rdmacm_conn *conn = self->conn;
     Py_ssize_t max_send_wr, max_recv_wr, max_inline;
     int has_send_sge, has_recv_sge, signals_all;
     if (!PyArg_ParseTuple(parts->limits, "nnnppp", &max_send_wr, &max_recv_wr, &max_inline, &has_send_sge,
                           &has_recv_sge, &signals_all))
         return false;
-    self->kind = kind;
     self->rules.max_send_wr = (size_t)max_send_wr;
     self->rules.max_recv_wr = (size_t)max_recv_wr;
     self->rules.max_inline = (size_t)max_inline;
@@ -159,6 +182,8 @@ int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
     Py_VISIT(self->qp);
     Py_VISIT(self->send_queue);
     Py_VISIT(self->recv_queue);
+    Py_VISIT(self->pd);
+    Py_VISIT(self->regions);
     return 0;
 }
 
@@ -175,7 +200,14 @@ int queue_pair_clear(QueuePair *self) {
     Py_CLEAR(self->qp);
     Py_CLEAR(self->send_queue);
     Py_CLEAR(self->recv_queue);
+    Py_CLEAR(self->pd);
+    Py_CLEAR(self->regions);
     return 0;
+}
+
+PyObject *queue_pair_detach(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
+    queue_pair_clear(self);
+    Py_RETURN_NONE;
 }
 
 void queue_pair_dealloc(QueuePair *self) {

@@ -4,16 +4,12 @@
 #include <string.h>
 
 PyTypeObject *core_type;
-static PyObject *s_opcode, *s_segments, *s_signaled, *s_solicited, *s_fence, *s_remote_addr, *s_rkey, *s_wr_id,
-    *s_length, *s_first_psn, *s_last_psn, *s_received_bytes, *s_requested_packets;
-/* Too large for a stack. One call at a time uses it, because it keeps the interpreter's lock. */
-static struct rdmacm_out out;
+struct rdmacm_out built;
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *core_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    RcCore *self = (RcCore *)allocate(type, 0);
+    RcCore *self = new_object(type);
     if (self)
         rdmacm_rc_init(&self->rc);
     return (PyObject *)self;
@@ -21,21 +17,20 @@ static PyObject *core_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObjec
 
 static int core_traverse(RcCore *self, visitproc visit, void *arg) {
     struct rdmacm_rc *rc = &self->rc;
-    int result = 0;
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->regions);
     Py_VISIT(self->pd);
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
-    for (size_t i = 0; i < rc->sends_count && !result; i++)
-        result = visit_pin(rdmacm_rc_send_at(rc, i)->pin, visit, arg);
-    for (size_t i = 0; i < rc->recvs_count && !result; i++)
-        result = visit_pin(rdmacm_rc_recv_at(rc, i)->pin, visit, arg);
-    for (size_t i = 0; i < rc->completions.count && !result; i++)
-        result = visit_pin(rc->completions.items[i].pin, visit, arg);
-    if (rc->current_recv.pin && !result)
-        result = visit_pin(rc->current_recv.pin, visit, arg);
-    return result;
+    for (size_t i = 0; i < rc->sends_count; i++)
+        Py_VISIT(owner_of(RDMACM_RING_AT(rc, sends, i)->pin));
+    for (size_t i = 0; i < rc->recvs_count; i++)
+        Py_VISIT(owner_of(RDMACM_RING_AT(rc, recvs, i)->pin));
+    for (size_t i = 0; i < rc->completions.count; i++)
+        Py_VISIT(owner_of(rc->completions.items[i].pin));
+    if (rc->current_recv.pin)
+        Py_VISIT(owner_of(rc->current_recv.pin));
+    return 0;
 }
 
 static int core_clear(RcCore *self) {
@@ -48,10 +43,10 @@ static int core_clear(RcCore *self) {
     Py_CLEAR(self->pd);
     /* Each queue is empty before a pin ends, which may run other code. */
     while (rc->sends_count)
-        drop_pin(rdmacm_rc_send_at(rc, --rc->sends_count)->pin);
+        drop_pin(RDMACM_RING_AT(rc, sends, --rc->sends_count)->pin);
     rc->outstanding_count = rc->send_index = 0;
     while (rc->recvs_count)
-        drop_pin(rdmacm_rc_recv_at(rc, --rc->recvs_count)->pin);
+        drop_pin(RDMACM_RING_AT(rc, recvs, --rc->recvs_count)->pin);
     while (rc->completions.count)
         drop_pin(rc->completions.items[--rc->completions.count].pin);
     void *pin = rc->current_recv.pin;
@@ -88,38 +83,13 @@ static PyObject *core_set_memory(RcCore *self, PyObject *args) {
         return NULL;
     self->rc.regions = &((Regions *)regions)->regions;
     self->rc.pd = (uint64_t)(uintptr_t)pd;
-    PyObject *before = self->regions, *pd_before = self->pd;
-    self->regions = Py_NewRef(regions);
-    self->pd = Py_NewRef(pd);
-    Py_XDECREF(before);
-    Py_XDECREF(pd_before);
+    set_object(&self->regions, regions);
+    set_object(&self->pd, pd);
     Py_RETURN_NONE;
 }
 
-/* An attribute as a number of at most `most`. False with an exception, or with none where it is larger or negative. */
-static bool get_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *result) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (!value)
-        return false;
-    *result = PyLong_AsUnsignedLongLong(value);
-    Py_DECREF(value);
-    if (*result == UINT64_MAX && PyErr_Occurred())
-        return false;
-    return *result <= most;
-}
-
-/* 1 for true, 0 for false, -1 for an exception. */
-static int get_truth(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (!value)
-        return -1;
-    int truth = PyObject_IsTrue(value);
-    Py_DECREF(value);
-    return truth;
-}
-
 struct pin *pin_segment(PyObject *work, int flags) {
-    PyObject *segments = PyObject_GetAttr(work, s_segments), *segment = NULL;
+    PyObject *segments = PyObject_GetAttr(work, names.segments), *segment = NULL;
     if (!segments)
         return NULL;
     Py_ssize_t count = PySequence_Size(segments);
@@ -136,84 +106,53 @@ struct pin *pin_segment(PyObject *work, int flags) {
 }
 
 /* Read the progress of a request that has begun. */
-static bool get_progress(PyObject *work, struct rdmacm_send *send) {
-    struct {
-        PyObject *name;
-        uint32_t *place;
-        uint64_t most;
-    } progress[] = {
-        {s_first_psn, &send->first_psn, RDMACM_PSN_MASK},
-        {s_last_psn, &send->last_psn, RDMACM_PSN_MASK},
-        {s_received_bytes, &send->received_bytes, UINT32_MAX},
-        {s_requested_packets, &send->requested_packets, UINT32_MAX},
-    };
-    size_t count = send->opcode == RDMACM_WR_READ ? sizeof progress / sizeof *progress : 2;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t value;
-        if (!get_number(work, progress[i].name, progress[i].most, &value))
-            return false;
-        *progress[i].place = (uint32_t)value;
-    }
-    return true;
+static bool read_progress(PyObject *work, struct rdmacm_send *send) {
+    return read_uint32(work, names.first_psn, RDMACM_PSN_MASK, &send->first_psn) &&
+           read_uint32(work, names.last_psn, RDMACM_PSN_MASK, &send->last_psn) &&
+           (send->opcode != RDMACM_WR_READ ||
+            (read_uint32(work, names.received_bytes, UINT32_MAX, &send->received_bytes) &&
+             read_uint32(work, names.requested_packets, UINT32_MAX, &send->requested_packets)));
 }
 
-/* Whether the success of a request is not shown to the user: 1, 0, or -1 for an exception. */
-static int has_no_completion(PyObject *work) {
-    int is_signaled = get_truth(work, s_signaled);
-    if (is_signaled <= 0 || !unsignaled_class)
-        return is_signaled < 0 ? -1 : !is_signaled;
-    PyObject *wr_id = PyObject_GetAttr(work, s_wr_id);
-    if (!wr_id)
-        return -1;
-    bool unsignaled = (PyObject *)Py_TYPE(wr_id) == unsignaled_class;
-    Py_DECREF(wr_id);
-    return unsignaled;
+/* Read whether the success of a request makes a completion, and whether the user does not see it. */
+static bool read_signaled(PyObject *work, bool *is_signaled, bool *unsignaled) {
+    if (!read_truth(work, names.signaled, is_signaled))
+        return false;
+    *unsignaled = !*is_signaled;
+    if (!*is_signaled || !unsignaled_class)
+        return true;
+    PyObject *wr_id = PyObject_GetAttr(work, names.wr_id);
+    *unsignaled = wr_id && (PyObject *)Py_TYPE(wr_id) == unsignaled_class;
+    Py_XDECREF(wr_id);
+    return wr_id;
 }
 
 /* Whether it was queued. False, perhaps with an exception, if it is not one of the core's. */
 static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
-    uint64_t opcode, rkey;
-    if (!self->rc.core_owns_queues)
+    struct rdmacm_send send = {0};
+    uint64_t opcode;
+    bool has_fence, is_signaled;
+    if (!self->rc.core_owns_queues || !read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode))
         return false;
-    if (!get_number(work, s_opcode, 255, &opcode))
-        return false;
-    if (opcode != RDMACM_WR_SEND && opcode != RDMACM_WR_WRITE && opcode != RDMACM_WR_READ)
-        return false;
-    struct rdmacm_send send = {.opcode = (uint8_t)opcode};
-    if (!get_number(work, s_remote_addr, UINT64_MAX, &send.remote_addr) ||
-        !get_number(work, s_rkey, UINT32_MAX, &rkey))
-        return false;
-    int fence = get_truth(work, s_fence), solicited = get_truth(work, s_solicited);
-    if (fence || solicited < 0)
-        return false;
-    if (has_begun && !get_progress(work, &send))
+    send.opcode = (uint8_t)opcode;
+    if (!read_number(work, names.remote_addr, UINT64_MAX, &send.remote_addr) ||
+        !read_uint32(work, names.rkey, UINT32_MAX, &send.rkey) || !read_truth(work, names.fence, &has_fence) ||
+        has_fence || !read_truth(work, names.solicited, &send.solicited) ||
+        !read_signaled(work, &is_signaled, &send.unsignaled) || (has_begun && !read_progress(work, &send)))
         return false;
     struct pin *pin = pin_segment(work, opcode == RDMACM_WR_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin)
         return false;
+    struct rdmacm_recv buffer = recv_of(pin);
+    pin->unsignaled = !is_signaled;
     send.pin = pin;
-    send.rkey = (uint32_t)rkey;
-    send.solicited = solicited;
-    int unsignaled = has_no_completion(work);
-    if (unsignaled < 0) {
-        drop_pin(pin);
-        return false;
-    }
-    send.unsignaled = pin->unsignaled = unsignaled;
-    if (pin->has_view) {
-        if ((uint64_t)pin->view.len > RDMACM_LONGEST_MESSAGE) {
-            drop_pin(pin);
-            return false;
-        }
-        send.data = pin->view.buf;
-        send.length = (uint32_t)pin->view.len;
-    }
+    send.data = buffer.data;
+    send.length = (uint32_t)buffer.length;
     bool is_entered = enter_shared(&self->is_shared);
-    bool done = (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
+    bool done = buffer.length <= RDMACM_LONGEST_MESSAGE &&
+                (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
     leave_shared(is_entered);
-    if (!done)
-        drop_pin(pin);
-    return done;
+    return keep_pin(pin, done);
 }
 
 static PyObject *core_post_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, false)); }
@@ -230,83 +169,49 @@ static PyObject *core_post_recv(RcCore *self, PyObject *work) {
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_rc_post_recv(&self->rc, &recv);
     leave_shared(is_entered);
-    if (!done)
-        drop_pin(pin);
-    return answer(done);
+    return answer(keep_pin(pin, done));
 }
 
-PyObject *join_pieces(const struct rdmacm_out *from, const struct rdmacm_datagram *datagram) {
+/* -- packets --------------------------------------------------------------------------------------------------------- */
+
+/* The bytes of a datagram. This never runs the collector, which might run code that uses `built`. */
+static PyObject *join_pieces(const struct rdmacm_datagram *datagram) {
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)datagram->bytes);
     if (!bytes)
         return NULL;
     char *p = PyBytes_AsString(bytes);
     for (size_t i = datagram->first; i < datagram->first + datagram->count; i++) {
-        memcpy(p, from->pieces[i].iov_base, from->pieces[i].iov_len);
-        p += from->pieces[i].iov_len;
+        memcpy(p, built.pieces[i].iov_base, built.pieces[i].iov_len);
+        p += built.pieces[i].iov_len;
     }
     return bytes;
 }
 
-struct made {
-    PyObject *bytes;
-    size_t segment;
-};
-
-/* The bytes of the datagrams of `out`; how many there are. To make bytes runs no other code, so this is done where the
- * mutex is held. */
-static size_t copy_datagrams(struct made *made) {
-    size_t done = 0;
-    for (; done < out.datagrams_count; done++) {
-        made[done].segment = out.datagrams[done].segment;
-        made[done].bytes = join_pieces(&out, &out.datagrams[done]);
-        if (!made[done].bytes)
-            break;
+bool copy_datagrams(PyObject *route, struct made *made, size_t *count) {
+    for (size_t i = 0; i < built.datagrams_count; i++) {
+        PyObject *bytes = join_pieces(&built.datagrams[i]);
+        if (!bytes)
+            return false;
+        made[(*count)++] = (struct made){Py_XNewRef(route), bytes, (Py_ssize_t)built.datagrams[i].segment};
     }
-    return done;
+    return true;
 }
 
-/* A list of ([bytes], segment) of the `done` datagrams, if that is all. */
-static PyObject *list_datagrams(const struct made *made, size_t done, size_t count) {
-    PyObject *list = done == count ? PyList_New((Py_ssize_t)count) : NULL;
-    for (size_t i = 0; i < done; i++) {
-        PyObject *item = list ? Py_BuildValue("([O]n)", made[i].bytes, (Py_ssize_t)made[i].segment) : NULL;
-        Py_DECREF(made[i].bytes);
+PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete) {
+    PyObject *list = is_complete ? PyList_New((Py_ssize_t)count) : NULL;
+    for (size_t i = 0; i < count; i++) {
+        PyObject *route = made[i].route, *bytes = made[i].bytes, *item = NULL;
+        if (list)
+            item = route ? Py_BuildValue("O[O]n", route, bytes, made[i].segment)
+                         : Py_BuildValue("[O]n", bytes, made[i].segment);
+        Py_XDECREF(route);
+        Py_DECREF(bytes);
         if (item)
             PyList_SetItem(list, (Py_ssize_t)i, item);
         else
             Py_CLEAR(list);
     }
     return list;
-}
-
-/* Append the WC of a completion to a list, unless it is that of an unsignaled send. */
-static bool append_wc(RcCore *self, const struct rdmacm_completion *completion, PyObject *completed) {
-    const struct pin *pin = completion->pin;
-    int is_wanted = completion->is_recv || !pin->owner ? 1 : get_truth(pin->owner, s_signaled);
-    if (is_wanted <= 0)
-        return is_wanted == 0;
-    PyObject *wr_id = wr_id_of(pin);
-    if (wr_id && !pin->owner && pin->unsignaled) {
-        PyObject *number = wr_id;
-        wr_id = PyObject_CallFunctionObjArgs(unsignaled_class, number, NULL);
-        Py_DECREF(number);
-    }
-    PyObject *wc = wr_id ? make_wc(wr_id, completion, self->rc.qp_num) : NULL;
-    bool done = wc && PyList_Append(completed, wc) == 0;
-    Py_XDECREF(wc);
-    Py_XDECREF(wr_id);
-    return done;
-}
-
-/* Append completions that were moved to a list, and free them. */
-static bool append_all(RcCore *self, struct rdmacm_completion *completions, size_t count, PyObject *completed) {
-    bool is_right = true;
-    for (size_t i = 0; i < count; i++) {
-        is_right = is_right && append_wc(self, &completions[i], completed);
-        drop_pin(completions[i].pin);
-    }
-    PyMem_Free(completions);
-    return is_right;
 }
 
 static PyObject *core_take(RcCore *self, PyObject *args) {
@@ -320,12 +225,11 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
     int32_t first;
     bool is_entered = enter_shared(&self->is_shared);
     size_t taken = rdmacm_rc_take(&self->rc, data.buf, size, segment > 0 ? (size_t)segment : 0, now, &accepted, &first);
-    struct rdmacm_rc *rc = &self->rc;
     size_t count;
-    struct rdmacm_completion *completions = move_completions(&rc->completions, &count);
+    struct rdmacm_completion *completions = move_completions(&self->rc.completions, &count);
     leave_shared(is_entered);
     PyBuffer_Release(&data);
-    if (!append_all(self, completions, count, completed))
+    if (!append_wcs(completed, completions, count, self->rc.qp_num))
         return NULL;
     if (taken == size)
         return PyLong_FromSize_t(accepted);
@@ -340,18 +244,13 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
     if (!self->rc.core_owns_queues)
         Py_RETURN_NONE;
     struct made made[RDMACM_BUILD_LIMIT + 2];
-    size_t done = 0, count = 0;
+    size_t count = 0;
     bool is_entered = enter_shared(&self->is_shared);
     bool is_built =
-        rdmacm_rc_build(&self->rc, &out, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
-    if (is_built) {
-        count = out.datagrams_count;
-        done = copy_datagrams(made);
-    }
+        rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
+    bool is_complete = is_built && copy_datagrams(NULL, made, &count);
     leave_shared(is_entered);
-    if (!is_built)
-        Py_RETURN_NONE;
-    return list_datagrams(made, done, count);
+    return is_built ? list_datagrams(made, count, is_complete) : Py_NewRef(Py_None);
 }
 
 static PyObject *core_timer(RcCore *self, PyObject *argument) {
@@ -379,30 +278,21 @@ static const struct {
     [RDMACM_DROPPED_NOT_READY] = {"dropped", "not ready"},
     [RDMACM_DROPPED_REFUSED] = {"dropped", "refused"},
     [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
+    [RDMACM_DROPPED_NO_RECEIVE] = {"dropped", "no receive"},
 };
 
-void pop_counts(struct rdmacm_rc *rc, struct counts *counts) {
-    counts->no_receive = 0;
-    memcpy(counts->of_connection, rc->counts, sizeof rc->counts);
-    memset(rc->counts, 0, sizeof rc->counts);
-    rc->has_counts = false;
-}
-
-PyObject *list_counts(const struct counts *counts) {
+PyObject *list_counts(const struct rdmacm_counts *counts) {
     PyObject *list = PyList_New(0);
-    if (list && counts->no_receive)
-        append(&list, Py_BuildValue("ssk", "dropped", "no receive", counts->no_receive));
     for (size_t i = 0; list && i < RDMACM_COUNTS; i++)
-        if (counts->of_connection[i])
-            append(&list,
-                   Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of_connection[i]));
+        if (counts->of[i])
+            append(&list, Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of[i]));
     return list;
 }
 
 static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    struct counts counts;
     bool is_entered = enter_shared(&self->is_shared);
-    pop_counts(&self->rc, &counts);
+    struct rdmacm_counts counts = self->rc.counts;
+    self->rc.counts = (struct rdmacm_counts){0};
     leave_shared(is_entered);
     return list_counts(&counts);
 }
@@ -442,95 +332,95 @@ static bool set_number(PyObject *object, PyObject *name, uint32_t value) {
     return done;
 }
 
-/* Append the SendWork of a request, and end its pin. */
-static bool give_send(PyObject *list, const struct rdmacm_send *send, bool has_begun) {
+/* The SendWork of a request, with its progress if it has begun: a new reference. */
+static PyObject *work_with_progress(const struct rdmacm_send *send, bool has_begun) {
     PyObject *work = work_of_send(send);
-    drop_pin(send->pin);
-    bool done = work && (!has_begun || (set_number(work, s_length, send->length) &&
-                               set_number(work, s_first_psn, send->first_psn) &&
-                               set_number(work, s_last_psn, send->last_psn) &&
-                               set_number(work, s_received_bytes, send->received_bytes) &&
-                               set_number(work, s_requested_packets, send->requested_packets)));
-    done = done && PyList_Append(list, work) == 0;
-    Py_XDECREF(work);
-    return done;
+    if (work && has_begun && !(set_number(work, names.length, send->length) &&
+                               set_number(work, names.first_psn, send->first_psn) &&
+                               set_number(work, names.last_psn, send->last_psn) &&
+                               set_number(work, names.received_bytes, send->received_bytes) &&
+                               set_number(work, names.requested_packets, send->requested_packets)))
+        Py_CLEAR(work);
+    return work;
 }
 
-static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_rc *rc = &self->rc;
-    PyObject *sends = PyList_New(0), *recvs = PyList_New(0), *responses = PyList_New(0), *resources = PyList_New(0);
-    PyObject *current = NULL, *result = NULL;
-    if (!sends || !recvs || !responses || !resources)
-        goto done;
-    /* From here on the queues are Python's. */
-    bool is_entered = enter_shared(&self->is_shared);
-    rc->core_owns_queues = rc->is_held = false;
-    leave_shared(is_entered);
-    size_t outstanding = rc->outstanding_count, send_index = rc->send_index;
-    while (rc->sends_count) {
-        struct rdmacm_send send = *rdmacm_rc_send_at(rc, 0);
+static PyObject *end_sends(struct rdmacm_rc *rc) {
+    PyObject *list = PyList_New(0);
+    while (list && rc->sends_count) {
+        struct rdmacm_send send = *RDMACM_RING_AT(rc, sends, 0);
         bool has_begun = rc->outstanding_count > 0;
-        rc->sends_head = (rc->sends_head + 1) & (rc->sends_capacity - 1);
-        rc->sends_count--;
+        RDMACM_RING_DROP(rc, sends);
         rc->outstanding_count -= has_begun;
-        if (!give_send(sends, &send, has_begun))
-            goto done;
+        append(&list, work_with_progress(&send, has_begun));
+        drop_pin(send.pin);
     }
-    rc->send_index = 0;
-    while (rc->recvs_count) {
-        struct rdmacm_recv recv = *rdmacm_rc_recv_at(rc, 0);
-        rc->recvs_head = (rc->recvs_head + 1) & (rc->recvs_capacity - 1);
-        rc->recvs_count--;
-        PyObject *work = work_of_recv(&recv);
+    return list;
+}
+
+static PyObject *end_recvs(struct rdmacm_rc *rc) {
+    PyObject *list = PyList_New(0);
+    while (list && rc->recvs_count) {
+        struct rdmacm_recv recv = *RDMACM_RING_AT(rc, recvs, 0);
+        RDMACM_RING_DROP(rc, recvs);
+        append(&list, work_of_recv(&recv));
         drop_pin(recv.pin);
-        int failed = work ? PyList_Append(recvs, work) : -1;
-        Py_XDECREF(work);
-        if (failed)
-            goto done;
     }
-    if (rc->current_recv.pin) {
-        struct rdmacm_recv recv = rc->current_recv;
-        rc->current_recv = (struct rdmacm_recv){0};
-        current = work_of_recv(&recv);
-        drop_pin(recv.pin);
-        if (!current)
-            goto done;
-    }
-    for (size_t i = 0; i < rc->resources_count; i++) {
+    return list;
+}
+
+/* The receive of the SEND in progress, or None. */
+static PyObject *end_current(struct rdmacm_rc *rc) {
+    struct rdmacm_recv recv = rc->current_recv;
+    if (!recv.pin)
+        Py_RETURN_NONE;
+    rc->current_recv = (struct rdmacm_recv){0};
+    PyObject *work = work_of_recv(&recv);
+    drop_pin(recv.pin);
+    return work;
+}
+
+static PyObject *list_resources(const struct rdmacm_rc *rc) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < rc->resources_count; i++) {
         size_t at = (rc->resources_next + rc->resources_capacity - rc->resources_count + i) % rc->resources_capacity;
         const struct rdmacm_resource *read = &rc->resources[at];
-        PyObject *item = Py_BuildValue("IIIKI", read->first_psn,
-                                       ((read->last_psn - read->first_psn) & RDMACM_PSN_MASK) + 1, read->rkey,
-                                       (unsigned long long)read->address, read->length);
-        int failed = item ? PyList_Append(resources, item) : -1;
-        Py_XDECREF(item);
-        if (failed)
-            goto done;
+        append(&list, Py_BuildValue("IIIKI", read->first_psn, rdmacm_psn_after(read->last_psn, read->first_psn) + 1,
+                                    read->rkey, (unsigned long long)read->address, read->length));
     }
-    for (size_t i = 0; i < rc->responses_count; i++) {
-        const struct rdmacm_response *response = rdmacm_rc_response_at(rc, i);
+    return list;
+}
+
+static PyObject *list_responses(struct rdmacm_rc *rc) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < rc->responses_count; i++) {
+        const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, i);
         const struct rdmacm_resource *read = &response->read;
         PyObject *of_read = response->is_read
                                 ? Py_BuildValue("OIIKI", response->is_repeated ? Py_True : Py_False, read->first_psn,
                                                 read->rkey, (unsigned long long)read->address, read->length)
                                 : Py_NewRef(Py_None);
-        PyObject *item = Py_BuildValue("IIIIIN", response->psn, response->last_psn, response->offset,
-                                       response->syndrome, response->msn, of_read);
-        int failed = item ? PyList_Append(responses, item) : -1;
-        Py_XDECREF(item);
-        if (failed)
-            goto done;
+        append(&list, Py_BuildValue("IIIIIN", response->psn, response->last_psn, response->offset, response->syndrome,
+                                    response->msn, of_read));
     }
+    return list;
+}
+
+static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_rc *rc = &self->rc;
+    /* From here on the queues are Python's. */
+    bool is_entered = enter_shared(&self->is_shared);
+    rc->core_owns_queues = rc->is_held = false;
+    leave_shared(is_entered);
+    size_t outstanding = rc->outstanding_count, send_index = rc->send_index;
+    PyObject *sends = end_sends(rc);
+    rc->send_index = 0;
+    PyObject *recvs = sends ? end_recvs(rc) : NULL;
+    PyObject *current = recvs ? end_current(rc) : NULL;
+    PyObject *resources = current ? list_resources(rc) : NULL;
+    PyObject *responses = resources ? list_responses(rc) : NULL;
     rc->responses_count = rc->reads_waiting = rc->resources_count = 0;
-    result = Py_BuildValue("OnnOOOO", sends, (Py_ssize_t)outstanding, (Py_ssize_t)send_index, recvs,
-                           current ? current : Py_None, resources, responses);
-done:
-    Py_XDECREF(sends);
-    Py_XDECREF(recvs);
-    Py_XDECREF(responses);
-    Py_XDECREF(resources);
-    Py_XDECREF(current);
-    return result;
+    return Py_BuildValue("NnnNNNN", sends, (Py_ssize_t)outstanding, (Py_ssize_t)send_index, recvs, current, resources,
+                         responses);
 }
 
 /* -- fields ---------------------------------------------------------------------------------------------------------- */
@@ -576,7 +466,7 @@ static PyMemberDef core_members[] = {
     FIELD(recv_capacity, T_ULONGLONG),
     FIELD(ack_psn, T_INT),
     FIELD(ack_aeth, T_UINT),
-    FIELD(has_counts, T_BOOL),
+    {"has_counts", T_BOOL, offsetof(RcCore, rc.counts.has_any), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -649,44 +539,18 @@ static PyMethodDef core_methods[] = {
 };
 
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The fields and queues of a reliable connection (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)core_new},
-    {Py_tp_traverse, (void *)(uintptr_t)core_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)core_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)core_dealloc},
-    {Py_tp_members, core_members},
-    {Py_tp_getset, core_getset},
-    {Py_tp_methods, core_methods},
+    SLOT(tp_doc, "The fields and queues of a reliable connection (docs/core.md)."),
+    SLOT(tp_new, core_new),
+    SLOT(tp_traverse, core_traverse),
+    SLOT(tp_clear, core_clear),
+    SLOT(tp_dealloc, core_dealloc),
+    SLOT(tp_members, core_members),
+    SLOT(tp_getset, core_getset),
+    SLOT(tp_methods, core_methods),
     {0, NULL},
 };
 
-static PyType_Spec core_spec = {
-    .name = "rdmacm.proto._core.RcCore",
-    .basicsize = sizeof(RcCore),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = core_slots,
-};
-
-static bool intern_own_names(void) {
-    static const struct name names[] = {
-        {&s_opcode, "opcode"},
-        {&s_segments, "segments"},
-        {&s_signaled, "signaled"},
-        {&s_solicited, "solicited"},
-        {&s_fence, "fence"},
-        {&s_remote_addr, "remote_addr"},
-        {&s_rkey, "rkey"},
-        {&s_wr_id, "wr_id"},
-        {&s_length, "length"},
-        {&s_first_psn, "first_psn"},
-        {&s_last_psn, "last_psn"},
-        {&s_received_bytes, "received_bytes"},
-        {&s_requested_packets, "requested_packets"},
-    };
-    return intern_names(names, sizeof names / sizeof *names);
-}
-
 bool rc_init(PyObject *module) {
-    core_type = intern_own_names() ? add_fields_type(module, "RcCore", &core_spec, core_members, core_getset) : NULL;
-    return core_type != NULL;
+    core_type = ADD_TYPE(module, RcCore, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, core_slots);
+    return core_type && set_fields(core_type, core_members, core_getset);
 }

@@ -5,7 +5,6 @@
 #include "module.h"
 
 static PyObject *send_wr_class, *recv_wr_class, *sge_class, *mr_class;
-static PyObject *s_wr_id, *s_opcode, *s_sg, *s_send_flags, *s_addr, *s_length, *s_lkey, *s_closed;
 
 /* -- parsing --------------------------------------------------------------------------------------------------------- */
 
@@ -23,9 +22,24 @@ bool read_number(PyObject *object, PyObject *name, uint64_t most, uint64_t *numb
     return is_right;
 }
 
+bool read_uint32(PyObject *object, PyObject *name, uint32_t most, uint32_t *number) {
+    uint64_t found = 0;
+    bool is_right = read_number(object, name, most, &found);
+    *number = (uint32_t)found;
+    return is_right;
+}
+
+bool read_truth(PyObject *object, PyObject *name, bool *truth) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    int found = value ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    *truth = found > 0;
+    return found >= 0;
+}
+
 /* The one element of `sg`: 1, a new reference; 0: it is empty; -1: neither. */
 static int get_element(PyObject *request, PyObject **element) {
-    PyObject *sg = PyObject_GetAttr(request, s_sg);
+    PyObject *sg = PyObject_GetAttr(request, names.sg);
     int count = -1;
     *element = NULL;
     if (sg && PyList_CheckExact(sg)) {
@@ -44,21 +58,21 @@ static int get_element(PyObject *request, PyObject **element) {
 }
 
 static bool local_of_sge(PyObject *sge, struct local *local) {
-    return read_number(sge, s_length, RDMACM_LONGEST_MESSAGE, &local->length) &&
-           read_number(sge, s_addr, UINT64_MAX, &local->address) &&
-           read_number(sge, s_lkey, UINT32_MAX, &local->lkey);
+    return read_number(sge, names.length, RDMACM_LONGEST_MESSAGE, &local->length) &&
+           read_number(sge, names.addr, UINT64_MAX, &local->address) &&
+           read_number(sge, names.lkey, UINT32_MAX, &local->lkey);
 }
 
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local) {
     uint64_t start, whole;
     if ((PyObject *)Py_TYPE(region) != mr_class)
         return false;
-    PyObject *closed = PyObject_GetAttr(region, s_closed);
+    PyObject *closed = PyObject_GetAttr(region, names._closed);
     Py_XDECREF(closed);
     if (closed != Py_False || !number_of(offset, RDMACM_LONGEST_MESSAGE, &start) ||
-        !read_number(region, s_length, UINT64_MAX, &whole) ||
-        !read_number(region, s_addr, UINT64_MAX, &local->address) ||
-        !read_number(region, s_lkey, UINT32_MAX, &local->lkey) || start > whole)
+        !read_number(region, names.length, UINT64_MAX, &whole) ||
+        !read_number(region, names.addr, UINT64_MAX, &local->address) ||
+        !read_number(region, names.lkey, UINT32_MAX, &local->lkey) || start > whole)
         return false;
     local->length = whole - start;
     local->address += start;
@@ -77,15 +91,15 @@ static bool parse(PyObject *object, struct request *request, bool may_be_bytes) 
     } else if (count) {
         return false;
     }
-    request->wr_id = PyObject_GetAttr(object, s_wr_id);
+    request->wr_id = PyObject_GetAttr(object, names.wr_id);
     return request->wr_id && PyLong_CheckExact(request->wr_id);
 }
 
 bool parse_send(PyObject *object, struct request *request) {
     *request = (struct request){0};
     return (PyObject *)Py_TYPE(object) == send_wr_class &&
-           read_number(object, s_opcode, UINT32_MAX, &request->opcode) &&
-           read_number(object, s_send_flags, UINT32_MAX, &request->flags) && parse(object, request, true);
+           read_number(object, names.opcode, UINT32_MAX, &request->opcode) &&
+           read_number(object, names.send_flags, UINT32_MAX, &request->flags) && parse(object, request, true);
 }
 
 bool parse_recv(PyObject *object, struct request *request) {
@@ -96,6 +110,13 @@ bool parse_recv(PyObject *object, struct request *request) {
 void end_request(struct request *request) {
     Py_XDECREF(request->wr_id);
     Py_XDECREF(request->element);
+}
+
+bool parse_flags(const struct rules *rules, uint64_t flags, bool has_element, bool *solicited, bool *unsignaled) {
+    *solicited = flags & RDMACM_FLAG_SOLICITED;
+    *unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
+    return !(flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE)) &&
+           (!has_element || rules->has_send_sge);
 }
 
 /* -- memory ---------------------------------------------------------------------------------------------------------- */
@@ -110,8 +131,8 @@ static bool find_memory(const struct rules *rules, const struct local *local, ui
     if (local->length > RDMACM_LONGEST_MESSAGE)
         return false;
     void *pin = NULL;
-    *data = rdmacm_regions_locate(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
-                                  access, &pin);
+    *data = rdmacm_regions_find(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
+                                access, &pin);
     *region = pin;
     return *data != NULL;
 }
@@ -196,33 +217,5 @@ PyObject *rest_of(PyObject *requests, Py_ssize_t done) {
 }
 
 PyObject *configure_requests(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *send, *recv, *sge, *mr;
-    if (!PyArg_ParseTuple(args, "OOOO", &send, &recv, &sge, &mr))
-        return NULL;
-    set_object(&send_wr_class, send);
-    set_object(&recv_wr_class, recv);
-    set_object(&sge_class, sge);
-    set_object(&mr_class, mr);
-    Py_RETURN_NONE;
-}
-
-bool intern_names(const struct name *names, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (!(*names[i].place = PyUnicode_InternFromString(names[i].text)))
-            return false;
-    return true;
-}
-
-bool requests_init(void) {
-    static const struct name names[] = {
-        {&s_wr_id, "wr_id"},
-        {&s_opcode, "opcode"},
-        {&s_sg, "sg"},
-        {&s_send_flags, "send_flags"},
-        {&s_addr, "addr"},
-        {&s_length, "length"},
-        {&s_lkey, "lkey"},
-        {&s_closed, "_closed"},
-    };
-    return intern_names(names, sizeof names / sizeof *names);
+    return set_objects(args, 4, &send_wr_class, &recv_wr_class, &sge_class, &mr_class);
 }

@@ -65,8 +65,7 @@ static PyObject *route_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
         return NULL;
     if (remote_length != 4 && remote_length != 16)
         return PyErr_Format(PyExc_ValueError, "an address has 4 or 16 bytes, not %zd", remote_length);
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Route *self = (Route *)allocate(type, 0);
+    Route *self = new_object(type);
     if (!self)
         return NULL;
     self->wire = Py_NewRef(wire);
@@ -101,22 +100,15 @@ static void route_dealloc(Route *self) {
 }
 
 static PyType_Slot route_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The address and the ancillary data of datagrams (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)route_new},
-    {Py_tp_traverse, (void *)(uintptr_t)route_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)route_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)route_dealloc},
+    SLOT(tp_doc, "The address and the ancillary data of datagrams (docs/core.md)."),
+    SLOT(tp_new, route_new),
+    SLOT(tp_traverse, route_traverse),
+    SLOT(tp_clear, route_clear),
+    SLOT(tp_dealloc, route_dealloc),
     {0, NULL},
 };
 
-static PyType_Spec route_spec = {
-    .name = "rdmacm.proto._core.Route",
-    .basicsize = sizeof(Route),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = route_slots,
-};
-
 bool route_init(PyObject *module) {
-    route_type = (PyTypeObject *)PyType_FromSpec(&route_spec);
-    return route_type && PyModule_AddObjectRef(module, "Route", (PyObject *)route_type) == 0;
+    route_type = ADD_TYPE(module, Route, Py_TPFLAGS_HAVE_GC, route_slots);
+    return route_type != NULL;
 }

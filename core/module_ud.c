@@ -1,4 +1,5 @@
-/* Glue: the fields and queues of a datagram queue pair. What module_memory.c says about locks and memory is true here. */
+/* Glue: the fields and queues of a datagram queue pair. What module_memory.c says about locks and memory is true here.
+ */
 #include "module.h"
 
 #include <string.h>
@@ -6,30 +7,25 @@
 PyTypeObject *ud_core_type;
 /* How to make what the engine has of a datagram that was posted directly. */
 static PyObject *make_send;
-static PyObject *s_work, *s_route, *s_icrc, *s_dest_qpn, *s_qkey, *s_opcode, *s_imm, *s_solicited, *s_base, *s_is_ipv6;
-/* Too large for a stack. */
-static struct rdmacm_out out;
 
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
 static PyObject *ud_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    return allocate(type, 0);
+    return new_object(type);
 }
 
 static int ud_traverse(UdCore *self, visitproc visit, void *arg) {
     struct rdmacm_ud *ud = &self->ud;
-    int result = 0;
     Py_VISIT(Py_TYPE((PyObject *)self));
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
-    for (size_t i = 0; i < ud->sends_count && !result; i++)
-        result = visit_pin(rdmacm_ud_send_at(ud, i)->pin, visit, arg);
-    for (size_t i = 0; i < ud->recvs_count && !result; i++)
-        result = visit_pin(rdmacm_ud_recv_at(ud, i)->pin, visit, arg);
-    for (size_t i = 0; i < ud->completions.count && !result; i++)
-        result = visit_pin(ud->completions.items[i].pin, visit, arg);
-    return result;
+    for (size_t i = 0; i < ud->sends_count; i++)
+        Py_VISIT(owner_of(RDMACM_RING_AT(ud, sends, i)->pin));
+    for (size_t i = 0; i < ud->recvs_count; i++)
+        Py_VISIT(owner_of(RDMACM_RING_AT(ud, recvs, i)->pin));
+    for (size_t i = 0; i < ud->completions.count; i++)
+        Py_VISIT(owner_of(ud->completions.items[i].pin));
+    return 0;
 }
 
 static int ud_clear(UdCore *self) {
@@ -59,50 +55,35 @@ static void ud_dealloc(UdCore *self) {
 
 /* Read the fields of a UdSend and of its work. False, perhaps with an exception, if it is not one of the core's. */
 static bool read_send(PyObject *object, PyObject *work, struct rdmacm_ud_send *send) {
-    uint64_t opcode, imm = 0, dest_qpn, qkey, base;
-    PyObject *solicited = PyObject_GetAttr(work, s_solicited), *icrc = PyObject_GetAttr(object, s_icrc);
-    PyObject *is_ipv6 = icrc ? PyObject_GetAttr(icrc, s_is_ipv6) : NULL;
-    int is_solicited = solicited ? PyObject_IsTrue(solicited) : -1;
-    bool done = is_solicited >= 0 && is_ipv6 && read_number(work, s_opcode, UINT8_MAX, &opcode) &&
-                (opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_SEND_WITH_IMM) &&
-                read_number(object, s_dest_qpn, UINT32_MAX, &dest_qpn) &&
-                read_number(object, s_qkey, UINT32_MAX, &qkey) && read_number(icrc, s_base, UINT32_MAX, &base) &&
-                (opcode == RDMACM_WR_SEND || read_number(work, s_imm, UINT32_MAX, &imm));
-    if (done) {
-        send->has_imm = opcode == RDMACM_WR_SEND_WITH_IMM;
-        send->imm = (uint32_t)imm;
-        send->dest_qpn = (uint32_t)dest_qpn;
-        send->qkey = (uint32_t)qkey;
-        send->flow.base = (uint32_t)base;
-        send->flow.is_ipv6 = is_ipv6 == Py_True;
-        send->solicited = is_solicited;
-    }
-    Py_XDECREF(solicited);
-    Py_XDECREF(is_ipv6);
+    uint64_t opcode;
+    PyObject *icrc = PyObject_GetAttr(object, names.icrc);
+    bool done = icrc && read_uint32(icrc, names.base, UINT32_MAX, &send->flow.base) &&
+                read_truth(icrc, names.is_ipv6, &send->flow.is_ipv6) &&
+                read_truth(work, names.solicited, &send->solicited) &&
+                read_number(work, names.opcode, UINT8_MAX, &opcode) && rdmacm_ud_has(opcode) &&
+                read_uint32(object, names.dest_qpn, UINT32_MAX, &send->dest_qpn) &&
+                read_uint32(object, names.qkey, UINT32_MAX, &send->qkey);
     Py_XDECREF(icrc);
-    return done;
+    send->has_imm = done && opcode == RDMACM_WR_SEND_WITH_IMM;
+    return done && (!send->has_imm || read_uint32(work, names.imm, UINT32_MAX, &send->imm));
 }
 
 static PyObject *ud_post_send(UdCore *self, PyObject *object) {
     struct rdmacm_ud_send send = {0};
     if (!self->ud.core_sends || self->is_shared)
         Py_RETURN_FALSE;
-    PyObject *work = PyObject_GetAttr(object, s_work), *route = PyObject_GetAttr(object, s_route);
+    PyObject *work = PyObject_GetAttr(object, names.work), *route = PyObject_GetAttr(object, names.route);
     struct pin *pin = work && route && read_send(object, work, &send) ? pin_segment(work, PyBUF_SIMPLE) : NULL;
     bool done = false;
     if (pin) {
         set_object(&pin->owner, object); /* it has the work and the route */
+        struct rdmacm_recv buffer = recv_of(pin);
         send.pin = pin;
         send.route = route;
-        bool is_short = true;
-        if (pin->has_view) {
-            is_short = pin->view.len <= RDMACM_UD_MOST_PAYLOAD;
-            send.data = pin->view.buf;
-            send.length = is_short ? (uint32_t)pin->view.len : 0;
-        }
-        done = is_short && rdmacm_ud_post_send(&self->ud, &send);
-        if (!done)
-            drop_pin(pin);
+        send.data = buffer.data;
+        send.length = (uint32_t)buffer.length;
+        done = buffer.length <= RDMACM_UD_MOST_PAYLOAD && rdmacm_ud_post_send(&self->ud, &send);
+        keep_pin(pin, done);
     }
     Py_XDECREF(work);
     Py_XDECREF(route);
@@ -117,9 +98,7 @@ static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_ud_post_recv(&self->ud, &recv);
     leave_shared(is_entered);
-    if (!done)
-        drop_pin(pin);
-    return answer(done);
+    return answer(keep_pin(pin, done));
 }
 
 /* The UdSend of a datagram: a new reference. */
@@ -167,7 +146,7 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
     if (length == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
     bool is_entered = enter_shared(&self->is_shared);
-    bool has_one = self->ud.recvs_count, has_room = has_one && rdmacm_ud_recv_at(&self->ud, 0)->length >= length;
+    bool has_one = self->ud.recvs_count, has_room = has_one && RDMACM_RING_AT(&self->ud, recvs, 0)->length >= length;
     struct rdmacm_recv recv = {0};
     if (has_room)
         recv = rdmacm_ud_pop_recv(&self->ud);
@@ -182,21 +161,6 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
 }
 
 /* -- packets --------------------------------------------------------------------------------------------------------- */
-
-/* Append completions that were moved to a list, and free them. */
-static bool append_all(struct rdmacm_completion *completions, size_t count, uint32_t qp_num, PyObject *completed) {
-    bool is_right = true;
-    for (size_t i = 0; i < count; i++) {
-        PyObject *wr_id = is_right ? wr_id_of(completions[i].pin) : NULL;
-        PyObject *wc = wr_id ? make_wc(wr_id, &completions[i], qp_num) : NULL;
-        is_right = wc && PyList_Append(completed, wc) == 0;
-        Py_XDECREF(wc);
-        Py_XDECREF(wr_id);
-        drop_pin(completions[i].pin);
-    }
-    PyMem_Free(completions);
-    return is_right;
-}
 
 static PyObject *ud_take(UdCore *self, PyObject *args) {
     Py_buffer data;
@@ -229,34 +193,21 @@ static PyObject *ud_take(UdCore *self, PyObject *args) {
     PyBuffer_Release(&data);
     if (!is_right)
         return PyErr_Format(PyExc_ValueError, "two addresses of 4 or 16 bytes are wanted");
-    if (!append_all(completions, count, self->ud.qp_num, completed))
+    if (!append_wcs(completed, completions, count, self->ud.qp_num))
         return NULL;
     return Py_BuildValue("nnn", (Py_ssize_t)taken, (Py_ssize_t)accepted, (Py_ssize_t)no_receive);
 }
 
-/* Datagrams as the engine returns them. */
-struct made {
-    PyObject *route, *bytes;
-    size_t segment;
-};
-
-/* Build packets, and return how many datagrams there are: all bytes before any other object, because making bytes never
- * runs the collector, which might run code that uses `out`. `made` has room. False with an exception. */
+/* Build packets: all bytes before any other object, because making bytes never runs the collector, which might run code
+ * that uses `built`. `made` has room. False with an exception. */
 static bool make_datagrams(struct rdmacm_ud *ud, size_t limit, size_t train, struct made *made, size_t *count) {
-    *count = 0;
     for (size_t left = limit; left;) {
         PyObject *route = rdmacm_ud_next_route(ud);
-        if (!route || ((struct pin *)rdmacm_ud_send_at(ud, 0)->pin)->route) /* a Route is for sockets */
+        if (!route || ((struct pin *)RDMACM_RING_AT(ud, sends, 0)->pin)->route) /* a Route is for sockets */
             break;
-        left -= rdmacm_ud_build(ud, &out, left, train);
-        for (size_t i = 0; i < out.datagrams_count; i++, ++*count) {
-            made[*count].segment = out.datagrams[i].segment;
-            made[*count].route = NULL;
-            made[*count].bytes = join_pieces(&out, &out.datagrams[i]);
-            if (!made[*count].bytes)
-                return false;
-            made[*count].route = Py_NewRef(route);
-        }
+        left -= rdmacm_ud_build(ud, &built, left, train);
+        if (!copy_datagrams(route, made, count))
+            return false;
     }
     return true;
 }
@@ -268,19 +219,12 @@ static PyObject *ud_build(UdCore *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "nnO!", &limit, &train, &PyList_Type, &completed))
         return NULL;
     size_t most = limit > RDMACM_BUILD_LIMIT ? RDMACM_BUILD_LIMIT : limit > 0 ? (size_t)limit : 0, count = 0;
-    bool is_right =
+    bool is_complete =
         self->is_shared || make_datagrams(&self->ud, most, train > 0 ? (size_t)train : 0, made, &count);
-    PyObject *list = is_right ? PyList_New(0) : NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (list)
-            append(&list, Py_BuildValue("O[O]n", made[i].route, made[i].bytes, (Py_ssize_t)made[i].segment));
-        Py_DECREF(made[i].route);
-        Py_DECREF(made[i].bytes);
-    }
+    PyObject *list = list_datagrams(made, count, is_complete);
     if (list && !self->is_shared) {
-        struct rdmacm_completion *completions =
-            move_completions(&self->ud.completions, &count);
-        if (!append_all(completions, count, self->ud.qp_num, completed))
+        struct rdmacm_completion *completions = move_completions(&self->ud.completions, &count);
+        if (!append_wcs(completed, completions, count, self->ud.qp_num))
             Py_CLEAR(list);
     }
     return list;
@@ -328,40 +272,22 @@ static PyMethodDef ud_methods[] = {
 };
 
 static PyType_Slot ud_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "The fields and queues of a datagram queue pair (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)ud_new},
-    {Py_tp_traverse, (void *)(uintptr_t)ud_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)ud_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)ud_dealloc},
-    {Py_tp_members, ud_members},
-    {Py_tp_getset, ud_getset},
-    {Py_tp_methods, ud_methods},
+    SLOT(tp_doc, "The fields and queues of a datagram queue pair (docs/core.md)."),
+    SLOT(tp_new, ud_new),
+    SLOT(tp_traverse, ud_traverse),
+    SLOT(tp_clear, ud_clear),
+    SLOT(tp_dealloc, ud_dealloc),
+    SLOT(tp_members, ud_members),
+    SLOT(tp_getset, ud_getset),
+    SLOT(tp_methods, ud_methods),
     {0, NULL},
 };
 
-static PyType_Spec ud_spec = {
-    .name = "rdmacm.proto._core.UdCore",
-    .basicsize = sizeof(UdCore),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = ud_slots,
-};
-
-void set_make_datagram(PyObject *make) { set_object(&make_send, make); }
+PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
+    return set_objects(args, 2, &make_send, &ah_class);
+}
 
 bool ud_init(PyObject *module) {
-    static const struct name names[] = {
-        {&s_work, "work"},
-        {&s_route, "route"},
-        {&s_icrc, "icrc"},
-        {&s_dest_qpn, "dest_qpn"},
-        {&s_qkey, "qkey"},
-        {&s_opcode, "opcode"},
-        {&s_imm, "imm"},
-        {&s_solicited, "solicited"},
-        {&s_base, "base"},
-        {&s_is_ipv6, "is_ipv6"},
-    };
-    if (intern_names(names, sizeof names / sizeof *names))
-        ud_core_type = add_fields_type(module, "UdCore", &ud_spec, ud_members, ud_getset);
-    return ud_core_type != NULL;
+    ud_core_type = ADD_TYPE(module, UdCore, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, ud_slots);
+    return ud_core_type && set_fields(ud_core_type, ud_members, ud_getset);
 }

@@ -1,137 +1,14 @@
-/* Glue: the lock of a runtime, the mutex of the core, and wires.
- *
- * The caller of a Wire's methods holds its lock. No thread waits for the interpreter's lock with the mutex: the thread
- * that serves peers would wait for both. So the mutex is taken after the interpreter's lock is released, and given back
- * before that is taken again; or it is taken for a few steps that call nothing of Python.
- */
+/* Glue: wires. The caller of a Wire's methods holds its lock. */
 #include "module.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 PyTypeObject *wire_type;
-static PyTypeObject *lock_type;
-
-/* -- the lock -------------------------------------------------------------------------------------------------------- */
-
-static PyObject *lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Lock *self = (Lock *)allocate(type, 0);
-    if (self && !rdmacm_lock_init(&self->lock)) {
-        Py_DECREF((PyObject *)self);
-        return PyErr_NoMemory();
-    }
-    return (PyObject *)self;
-}
-
-static void lock_dealloc(Lock *self) {
-    /* Not destroyed where a thread has it that fork(2) has not copied. */
-    if (!atomic_load(&self->lock.owner))
-        rdmacm_lock_destroy(&self->lock);
-    free_object((PyObject *)self);
-}
-
-void take_lock(Lock *lock) {
-    rdmacm_check_outside("the lock of a runtime is waited for");
-    if (rdmacm_lock_try(&lock->lock))
-        return;
-    Py_BEGIN_ALLOW_THREADS
-    rdmacm_lock_take(&lock->lock);
-    Py_END_ALLOW_THREADS
-}
-
-static PyObject *lock_acquire(Lock *self, PyObject *args) {
-    int blocking = 1;
-    if (!PyArg_ParseTuple(args, "|p", &blocking))
-        return NULL;
-    if (!blocking)
-        return PyBool_FromLong(rdmacm_lock_try(&self->lock));
-    take_lock(self);
-    Py_RETURN_TRUE;
-}
-
-static PyObject *lock_enter(Lock *self, PyObject *Py_UNUSED(ignored)) {
-    take_lock(self);
-    Py_RETURN_TRUE;
-}
-
-static PyObject *lock_release(Lock *self, PyObject *Py_UNUSED(ignored)) {
-    if (!rdmacm_lock_release(&self->lock)) {
-        PyErr_SetString(PyExc_RuntimeError, "cannot release a lock that this thread does not have");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *lock_exit(Lock *self, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count)) {
-    return lock_release(self, NULL);
-}
-
-static PyMethodDef lock_methods[] = {
-    {"acquire", (PyCFunction)lock_acquire, METH_VARARGS, "acquire(blocking=True): whether it was taken."},
-    {"release", (PyCFunction)lock_release, METH_NOARGS, "Undo acquire()."},
-    {"__enter__", (PyCFunction)lock_enter, METH_NOARGS, "acquire()"},
-    {"__exit__", (PyCFunction)(void (*)(void))lock_exit, METH_FASTCALL, "release()"},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot lock_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "A lock as threading.RLock, which threads without an interpreter can take too."},
-    {Py_tp_new, (void *)(uintptr_t)lock_new},
-    {Py_tp_dealloc, (void *)(uintptr_t)lock_dealloc},
-    {Py_tp_methods, lock_methods},
-    {0, NULL},
-};
-
-static PyType_Spec lock_spec = {
-    .name = "rdmacm.proto._core.Lock",
-    .basicsize = sizeof(Lock),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = lock_slots,
-};
-
-/* -- the mutex ------------------------------------------------------------------------------------------------------- */
-
-/* How often a thread lets others have the interpreter while it waits for the mutex. */
-enum { PATIENCE = 4 };
-
-void enter_core(void) {
-    for (int i = 0; !rdmacm_try_enter(); i++) {
-        if (i == PATIENCE) {
-            rdmacm_enter(); /* its holder does not need the interpreter */
-            return;
-        }
-        end_core(begin_core());
-    }
-}
-
-bool enter_shared(const bool *is_shared) {
-    if (*is_shared)
-        enter_core();
-    return *is_shared;
-}
-
-void leave_shared(bool is_entered) {
-    if (is_entered)
-        rdmacm_leave();
-}
-
-PyThreadState *begin_core(void) {
-    rdmacm_check_outside("the interpreter is released");
-    PyThreadState *state = PyEval_SaveThread();
-    rdmacm_enter();
-    return state;
-}
-
-void end_core(PyThreadState *state) {
-    rdmacm_leave();
-    PyEval_RestoreThread(state);
-}
 
 /* -- events ---------------------------------------------------------------------------------------------------------- */
 
@@ -268,8 +145,7 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     PyObject *lock, *on_events, *sleepers;
     if (!PyArg_ParseTuple(args, "O!OO", lock_type, &lock, &on_events, &sleepers))
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Wire *self = (Wire *)allocate(type, 0);
+    Wire *self = new_object(type);
     if (!self)
         return NULL;
     self->wire = rdmacm_wire_new();
@@ -412,34 +288,31 @@ static PyObject *wire_receive(Wire *self, PyObject *argument) {
     return PyLong_FromSize_t(count);
 }
 
+/* A caller makes progress: send the ACKs that wait. How many datagrams the core has taken before. */
+static uint64_t begin_progress(Wire *self, bool ends_arrivals) {
+    struct rdmacm_wire *wire = self->wire;
+    if (!wire)
+        return 0;
+    if (!self->is_background)
+        atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
+    enter_core();
+    if (ends_arrivals)
+        rdmacm_wire_end_arrivals(wire);
+    bool has_acks = wire->acks;
+    uint64_t taken = wire->taken;
+    rdmacm_leave();
+    if (has_acks)
+        acknowledge(self);
+    return taken;
+}
+
 static PyObject *wire_acknowledge(Wire *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->wire && !self->is_background)
-        atomic_fetch_add_explicit(&self->wire->calls, 1, memory_order_relaxed);
-    if (self->wire) {
-        enter_core();
-        bool has_acks = self->wire->acks;
-        rdmacm_leave();
-        if (has_acks)
-            acknowledge(self);
-    }
+    begin_progress(self, false);
     Py_RETURN_NONE;
 }
 
 static PyObject *wire_begin_turn(Wire *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_wire *wire = self->wire;
-    uint64_t taken = 0;
-    if (wire) {
-        if (!self->is_background)
-            atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
-        enter_core();
-        rdmacm_wire_end_arrivals(wire);
-        bool has_acks = wire->acks;
-        taken = wire->taken;
-        rdmacm_leave();
-        if (has_acks)
-            acknowledge(self);
-    }
-    return PyLong_FromUnsignedLongLong(taken);
+    return PyLong_FromUnsignedLongLong(begin_progress(self, true));
 }
 
 static PyObject *wire_end_turn(Wire *self, PyObject *const *args, Py_ssize_t count) {
@@ -504,40 +377,33 @@ static PyObject *wire_end_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
+static void append_count(PyObject **list, int code, unsigned long count) {
+    if (*list && count)
+        append(list, Py_BuildValue("ik", code, count));
+}
+
 static PyObject *wire_take_counts(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_wire *wire = self->wire;
-    PyObject *list = PyList_New(0);
-    if (!list || !wire)
-        return list;
-    struct {
-        int code;
-        unsigned long count;
-    } found[RDMACM_ERRNO_COUNT + 3];
-    size_t count = 0;
-    enter_core();
-    if (!wire->has_counts) {
-        rdmacm_leave();
-        return list;
-    }
-    wire->has_counts = false;
-    for (int code = 0; code < RDMACM_ERRNO_COUNT; code++) {
-        if (wire->lost[code]) {
-            found[count].code = code;
-            found[count++].count = wire->lost[code];
-            wire->lost[code] = 0;
+    struct rdmacm_wire_counts counts;
+    bool has_counts = false;
+    if (wire) {
+        enter_core();
+        has_counts = wire->has_counts;
+        if (has_counts) {
+            counts = wire->counts;
+            wire->counts = (struct rdmacm_wire_counts){0};
+            wire->has_counts = false;
         }
+        rdmacm_leave();
     }
-    found[count].code = RDMACM_COUNT_NO_ROOM;
-    found[count++].count = wire->no_room;
-    found[count].code = RDMACM_COUNT_TRAINS_CUT;
-    found[count++].count = wire->trains_cut;
-    found[count].code = RDMACM_COUNT_DROPPED;
-    found[count++].count = wire->dropped;
-    wire->no_room = wire->trains_cut = wire->dropped = 0;
-    rdmacm_leave();
-    for (size_t i = 0; list && i < count; i++)
-        if (found[i].count)
-            append(&list, Py_BuildValue("ik", found[i].code, found[i].count));
+    PyObject *list = PyList_New(0);
+    if (!has_counts)
+        return list;
+    for (int code = 0; code < RDMACM_ERRNO_COUNT; code++)
+        append_count(&list, code, counts.lost[code]);
+    append_count(&list, RDMACM_COUNT_NO_ROOM, counts.no_room);
+    append_count(&list, RDMACM_COUNT_TRAINS_CUT, counts.trains_cut);
+    append_count(&list, RDMACM_COUNT_DROPPED, counts.dropped);
     return list;
 }
 
@@ -645,11 +511,7 @@ static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
             if (of_one[i])
                 append(&refused, Py_BuildValue("Isk", qp_num, refusal_names[i], of_one[i]));
     }
-    if (strays && refused)
-        return Py_BuildValue("NN", strays, refused);
-    Py_XDECREF(strays);
-    Py_XDECREF(refused);
-    return NULL;
+    return Py_BuildValue("NN", strays, refused);
 }
 
 static PyObject *wire_forget(Wire *self, PyObject *argument) {
@@ -673,7 +535,7 @@ struct event {
     unsigned events;
     bool has_deadline;
     double deadline;
-    struct counts counts;
+    struct rdmacm_counts counts;
 };
 
 /* The mutex is held, and the interpreter's lock. */
@@ -690,10 +552,7 @@ static size_t pop_events(struct rdmacm_wire *wire, struct event *found) {
             conn->has_timer = true;
         event->has_deadline = conn->rc && conn->rc->has_deadline;
         event->deadline = event->has_deadline ? conn->rc->deadline : 0;
-        if (conn->ud)
-            pop_ud_counts(conn->ud, &event->counts);
-        else
-            pop_counts(conn->rc, &event->counts);
+        pop_counts(conn, &event->counts);
     }
     return count;
 }
@@ -855,27 +714,18 @@ static PyMethodDef wire_methods[] = {
 };
 
 static PyType_Slot wire_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t) "Wire(lock, on_events, sleepers): the sockets of a UdpWire (docs/core.md)."},
-    {Py_tp_new, (void *)(uintptr_t)wire_new},
-    {Py_tp_traverse, (void *)(uintptr_t)wire_traverse},
-    {Py_tp_clear, (void *)(uintptr_t)wire_clear},
-    {Py_tp_dealloc, (void *)(uintptr_t)wire_dealloc},
-    {Py_tp_getset, wire_getset},
-    {Py_tp_members, wire_members},
-    {Py_tp_methods, wire_methods},
+    SLOT(tp_doc, "Wire(lock, on_events, sleepers): the sockets of a UdpWire (docs/core.md)."),
+    SLOT(tp_new, wire_new),
+    SLOT(tp_traverse, wire_traverse),
+    SLOT(tp_clear, wire_clear),
+    SLOT(tp_dealloc, wire_dealloc),
+    SLOT(tp_getset, wire_getset),
+    SLOT(tp_members, wire_members),
+    SLOT(tp_methods, wire_methods),
     {0, NULL},
 };
 
-static PyType_Spec wire_spec = {
-    .name = "rdmacm.proto._core.Wire",
-    .basicsize = sizeof(Wire),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = wire_slots,
-};
-
 bool wire_init(PyObject *module) {
-    lock_type = (PyTypeObject *)PyType_FromSpec(&lock_spec);
-    wire_type = (PyTypeObject *)PyType_FromSpec(&wire_spec);
-    return lock_type && wire_type && PyModule_AddObjectRef(module, "Lock", (PyObject *)lock_type) == 0 &&
-           PyModule_AddObjectRef(module, "Wire", (PyObject *)wire_type) == 0 && connection_init(module);
+    wire_type = ADD_TYPE(module, Wire, Py_TPFLAGS_HAVE_GC, wire_slots);
+    return wire_type != NULL;
 }

@@ -97,13 +97,11 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
 }
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    if (!rc->core_owns_queues || send->length > RDMACM_LONGEST_MESSAGE ||
-        (send->opcode != RDMACM_WR_SEND && send->opcode != RDMACM_WR_WRITE && send->opcode != RDMACM_WR_READ) ||
-        (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic))
+    if (!rc->core_owns_queues || send->length > RDMACM_LONGEST_MESSAGE || !rdmacm_rc_has(send->opcode) ||
+        (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic) || !RDMACM_RING_RESERVE(rc, sends) ||
+        !reserve_completion(rc))
         return false;
-    if (!RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))
-        return false;
-    *rdmacm_rc_send_at(rc, rc->sends_count++) = *send;
+    *RDMACM_RING_AT(rc, sends, rc->sends_count++) = *send;
     return true;
 }
 
@@ -117,11 +115,9 @@ bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) 
 }
 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (!rc->core_owns_queues)
+    if (!rc->core_owns_queues || !RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
         return false;
-    if (!RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
-        return false;
-    *rdmacm_rc_recv_at(rc, rc->recvs_count++) = *recv;
+    *RDMACM_RING_AT(rc, recvs, rc->recvs_count++) = *recv;
     return true;
 }
 
@@ -142,8 +138,8 @@ void rdmacm_start_timer(struct rdmacm_rc *rc, double now) {
 }
 
 void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count) {
-    rc->counts[count]++;
-    rc->has_counts = true;
+    rc->counts.of[count]++;
+    rc->counts.has_any = true;
 }
 
 /* Send again from a PSN on, unless that is under way: then more signs of the same loss are coming. Otherwise there is a
@@ -191,9 +187,9 @@ void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome) {
         rc->ack_aeth = syndrome << 24 | rc->msn;
         return;
     }
-    struct rdmacm_response *last = rdmacm_rc_response_at(rc, rc->responses_count - 1);
+    struct rdmacm_response *last = RDMACM_RING_AT(rc, responses, rc->responses_count - 1);
     if (last->is_read) {
-        last = rdmacm_rc_response_at(rc, rc->responses_count++);
+        last = RDMACM_RING_AT(rc, responses, rc->responses_count++);
         memset(last, 0, sizeof *last);
         last->psn = psn;
     } else if (is_nak || rdmacm_psn_is_after(psn, last->psn)) {

@@ -43,6 +43,42 @@ uint32_t rdmacm_flow_start(const struct rdmacm_flow *flow, size_t length, uint16
 /* The IPv4 identification of a packet of `length` bytes whose CRC with `guess` is `crc`; -1 for a damaged packet. */
 int32_t rdmacm_flow_solve(const struct rdmacm_flow *flow, uint32_t crc, size_t length, uint16_t guess);
 
+/* -- hash tables ----------------------------------------------------------------------------------------------------- */
+
+/* Items by key, with linear probing. A peer names keys, so a search is bounded: half of the slots are empty at least. */
+struct rdmacm_table {
+    struct rdmacm_slot {
+        void *item; /* NULL: the slot is empty */
+        uint32_t key;
+    } *slots;
+    size_t capacity; /* a power of two, or 0 */
+    size_t count;
+};
+
+/* The index where a key belongs. */
+static inline size_t rdmacm_table_home(const struct rdmacm_table *table, uint32_t key) {
+    return (size_t)(key * UINT32_C(2654435769) >> 7) & (table->capacity - 1); /* 2^32 divided by the golden ratio */
+}
+
+/* The slot of a key, or the empty one where it would be. There are slots. */
+static inline struct rdmacm_slot *rdmacm_table_slot(const struct rdmacm_table *table, uint32_t key) {
+    size_t at = rdmacm_table_home(table, key);
+    while (table->slots[at].item && table->slots[at].key != key)
+        at = (at + 1) & (table->capacity - 1);
+    return &table->slots[at];
+}
+
+/* NULL for an unknown key. */
+static inline void *rdmacm_table_find(const struct rdmacm_table *table, uint32_t key) {
+    return table->capacity ? rdmacm_table_slot(table, key)->item : NULL;
+}
+
+/* False without memory, and for a key that is there. */
+bool rdmacm_table_add(struct rdmacm_table *table, uint32_t key, void *item);
+/* The item that was removed; NULL for an unknown key. */
+void *rdmacm_table_remove(struct rdmacm_table *table, uint32_t key);
+void rdmacm_table_free(struct rdmacm_table *table);
+
 /* -- registered memory ----------------------------------------------------------------------------------------------- */
 
 struct rdmacm_region {
@@ -51,28 +87,17 @@ struct rdmacm_region {
     uint64_t pd;      /* stands for the protection domain */
     uint8_t *memory;
     void *pin;      /* the owner's; keeps the memory alive */
-    uint32_t key;    /* not 0 */
     uint32_t access; /* bits of enum ibv_access_flags */
 };
 
-/* The regions of a device, by key: a hash table with linear probing. */
-struct rdmacm_regions {
-    struct rdmacm_region *slots; /* key 0: empty */
-    size_t capacity;             /* a power of two, or 0 */
-    size_t count;
-};
-
-/* False without memory, and for a key that is there or is 0. */
-bool rdmacm_regions_add(struct rdmacm_regions *regions, const struct rdmacm_region *region);
-/* False for an unknown key; else `removed` is what it was. */
-bool rdmacm_regions_remove(struct rdmacm_regions *regions, uint32_t key, struct rdmacm_region *removed);
-void rdmacm_regions_free(struct rdmacm_regions *regions);
-/* The `length` bytes at `address` for a peer; NULL if key, protection domain, permission or range is wrong. */
-uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
-                             uint64_t length, uint32_t access);
-/* The same, with the region's pin. */
-uint8_t *rdmacm_regions_locate(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
-                               uint64_t length, uint32_t access, void **pin);
+/* The regions of a device are a table of copies of these. False without memory, and for a key that is there or is 0. */
+bool rdmacm_regions_add(struct rdmacm_table *regions, uint32_t key, const struct rdmacm_region *region);
+/* The pin of the region that was removed; NULL for an unknown key. */
+void *rdmacm_regions_remove(struct rdmacm_table *regions, uint32_t key);
+/* The `length` bytes at `address` for a peer; NULL if key, protection domain, permission or range is wrong. `pin`, which
+ * may be NULL, becomes the region's. */
+uint8_t *rdmacm_regions_find(const struct rdmacm_table *regions, uint64_t pd, uint32_t key, uint64_t address,
+                             uint64_t length, uint32_t access, void **pin);
 
 /* -- work requests and completions ----------------------------------------------------------------------------------- */
 
@@ -138,7 +163,7 @@ struct rdmacm_response {
     uint32_t syndrome, msn;
 };
 
-/* What a connection counts. */
+/* What a queue pair counts. */
 enum rdmacm_count {
     RDMACM_TIMEOUTS,            /* retransmission timers that have expired */
     RDMACM_RETRIES,             /* retransmissions */
@@ -151,7 +176,14 @@ enum rdmacm_count {
     RDMACM_DROPPED_NOT_READY,   /* SENDs without a receive */
     RDMACM_DROPPED_REFUSED,     /* READ requests that came again when their memory was gone */
     RDMACM_DROPPED_ANSWERS,     /* answers to no request that is outstanding */
+    RDMACM_DROPPED_NO_RECEIVE,  /* datagrams without a receive */
     RDMACM_COUNTS,
+};
+
+/* Since the owner has taken them. */
+struct rdmacm_counts {
+    bool has_any; /* whether one of a connection is not 0 */
+    uint32_t of[RDMACM_COUNTS];
 };
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
@@ -183,7 +215,7 @@ struct rdmacm_rc {
     bool has_deadline;
 
     /* responder */
-    const struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
+    const struct rdmacm_table *regions; /* of struct rdmacm_region; NULL: requests that name memory are not taken */
     uint64_t pd;
     uint32_t access;
     uint32_t expected_psn, executed_psn, msn;
@@ -212,14 +244,18 @@ struct rdmacm_rc {
 
     struct rdmacm_completions completions;
 
-    bool has_counts; /* whether one of these is not 0 */
-    uint32_t counts[RDMACM_COUNTS]; /* since the owner has taken them */
+    struct rdmacm_counts counts;
 };
 
 /* A connection with all fields 0, but ack_psn. */
 void rdmacm_rc_init(struct rdmacm_rc *rc);
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_rc_free(struct rdmacm_rc *rc);
+
+/* Whether requests of this opcode may be queued. */
+static inline bool rdmacm_rc_has(uint64_t opcode) {
+    return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_WRITE || opcode == RDMACM_WR_READ;
+}
 
 /* Begin to use the queues, which are empty. False, with nothing done, where the connection is not as it has to be, or
  * without memory. */
@@ -318,16 +354,10 @@ bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size
 #define RDMACM_RING_DROP(of, ring)                                                                                     \
     ((of)->ring##_head = ((of)->ring##_head + 1) & ((of)->ring##_capacity - 1), (of)->ring##_count--)
 
-static inline struct rdmacm_send *rdmacm_rc_send_at(struct rdmacm_rc *rc, size_t index) {
-    return RDMACM_RING_AT(rc, sends, index);
-}
-
-static inline struct rdmacm_recv *rdmacm_rc_recv_at(struct rdmacm_rc *rc, size_t index) {
-    return RDMACM_RING_AT(rc, recvs, index);
-}
-
-static inline struct rdmacm_response *rdmacm_rc_response_at(struct rdmacm_rc *rc, size_t index) {
-    return RDMACM_RING_AT(rc, responses, index);
+/* The memory of a peer's request; NULL if it may not have it. */
+static inline uint8_t *rdmacm_rc_memory(const struct rdmacm_rc *rc, uint32_t rkey, uint64_t address, uint32_t length,
+                                        uint32_t access) {
+    return rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, access, NULL);
 }
 
 /* Have room for the completions of all that is `posted`, and of one more. */
@@ -375,11 +405,6 @@ static inline void rdmacm_store64(uint8_t *p, uint64_t value) {
 /* A READ response is requested in parts: one past the last packet of the part that packet `index` is in. */
 static inline uint32_t rdmacm_read_part_end(const struct rdmacm_rc *rc, uint32_t index) {
     return (index / rc->ack_interval + 1) * rc->ack_interval;
-}
-
-/* Where a key belongs in a hash table whose capacity is a power of two. */
-static inline size_t rdmacm_home(uint32_t key, size_t capacity) {
-    return (size_t)(key * UINT32_C(2654435769) >> 7) & (capacity - 1); /* 2^32 divided by the golden ratio */
 }
 
 void rdmacm_crc32_init(void);

@@ -51,6 +51,11 @@ struct rdmacm_ud {
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_ud_free(struct rdmacm_ud *ud);
 
+/* Whether requests of this opcode may be queued. */
+static inline bool rdmacm_ud_has(uint64_t opcode) {
+    return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_SEND_WITH_IMM;
+}
+
 /* Queue a request. False, with nothing done, without memory or if the queue is Python's; of a send also if it is too
  * long. */
 bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send);
@@ -59,14 +64,6 @@ bool rdmacm_ud_post_recv(struct rdmacm_ud *ud, const struct rdmacm_recv *recv);
 /* Take the oldest request out of its queue, which has one. */
 struct rdmacm_ud_send rdmacm_ud_pop_send(struct rdmacm_ud *ud);
 struct rdmacm_recv rdmacm_ud_pop_recv(struct rdmacm_ud *ud);
-
-static inline struct rdmacm_ud_send *rdmacm_ud_send_at(struct rdmacm_ud *ud, size_t index) {
-    return RDMACM_RING_AT(ud, sends, index);
-}
-
-static inline struct rdmacm_recv *rdmacm_ud_recv_at(struct rdmacm_ud *ud, size_t index) {
-    return RDMACM_RING_AT(ud, recvs, index);
-}
 
 /* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet), up to the first
  * that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.

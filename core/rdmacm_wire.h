@@ -167,7 +167,7 @@ struct rdmacm_ud_end {
         uint32_t scope; /* of a link-local address, the interface index; else 0 */
     } own[RDMACM_OWN_ADDRESSES];
     size_t own_count;
-    unsigned long no_receive; /* packets without a receive, since the owner took them last */
+    struct rdmacm_counts counts;
 };
 
 /* -- the wire -------------------------------------------------------------------------------------------------------- */
@@ -226,8 +226,7 @@ struct rdmacm_wire {
     unsigned busy_calls;
     unsigned empty_polls, yield_interval; /* polls in vain since the last yield, and how many there are between two */
 
-    struct rdmacm_known **known; /* queue pairs by number: linear probing */
-    size_t known_capacity, known_count;
+    struct rdmacm_table known; /* queue pairs by number: of struct rdmacm_known */
     size_t conns_count; /* those that have joined */
     bool shares_port;   /* whether other processes have other slots */
     uint8_t own_slots[RDMACM_MAX_SLOT / 8 + 1]; /* a bit for each */
@@ -246,9 +245,11 @@ struct rdmacm_wire {
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
 
     /* counters, since the owner took them last */
-    bool has_counts;
-    unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
-    unsigned long no_room, trains_cut, dropped;
+    bool has_counts; /* whether one of these is not 0 */
+    struct rdmacm_wire_counts {
+        unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
+        unsigned long no_room, trains_cut, dropped;
+    } counts;
     /* The same of packets that nobody needs to know of: these do not make the owner look. */
     unsigned long strays[RDMACM_STRAYS];
     struct rdmacm_known *refusing; /* queue pairs that have refused some */
@@ -262,7 +263,6 @@ struct rdmacm_wire *rdmacm_wire_new(void);
 /* The owner has taken everything out. */
 void rdmacm_wire_free(struct rdmacm_wire *wire);
 bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd);
-void rdmacm_wire_remove_source(struct rdmacm_wire *wire, int fd);
 
 /* The queue pair with a number; NULL: there is none. */
 struct rdmacm_known *rdmacm_wire_find(const struct rdmacm_wire *wire, uint32_t qp_num);
@@ -331,14 +331,24 @@ enum rdmacm_verdict {
     RDMACM_NOBODYS, /* it has reached no queue pair, and the wire has counted it if it `is_first` */
 };
 
+/* Take an item out of the list where it is if its `flag` is set. */
+#define RDMACM_UNLIST(first, item, next, flag)                                                                         \
+    do {                                                                                                               \
+        if ((item)->flag) {                                                                                            \
+            __typeof__(item) *place = &(first);                                                                        \
+            while (*place != (item))                                                                                   \
+                place = &(*place)->next;                                                                               \
+            *place = (item)->next;                                                                                     \
+            (item)->flag = false;                                                                                      \
+        }                                                                                                              \
+    } while (0)
+
 /* Judge the packet in the wire's buffer from byte `at` on, which no queue pair of the core has processed. `is_first`: of a
  * train for one queue pair. */
 enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at,
                                       size_t size, uint32_t qp_num, bool is_first);
 /* The start of the ICRC of packets that come from there; false without addresses. */
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow);
-/* No packet of a datagram was accepted. */
-void rdmacm_wire_count_dropped(struct rdmacm_wire *wire);
 
 /* Process packets in the wire's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of
  * those processed, and add those that were accepted to `accepted`. */

@@ -60,7 +60,7 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     const struct rdmacm_recv *recv = &rc->current_recv;
     uint64_t offset = rc->message_offset;
     if (is_start) {
-        recv = rdmacm_rc_recv_at(rc, 0);
+        recv = RDMACM_RING_AT(rc, recvs, 0);
         offset = 0;
     } else if (!recv->pin) {
         return LEFT;
@@ -76,7 +76,8 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet,
     }
     rc->message_offset = offset + packet->size;
     if (is_end) {
-        struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)rc->message_offset);
+        struct rdmacm_completion *completion =
+            rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)rc->message_offset);
         completion->is_recv = true;
         completion->solicited = packet->solicited;
         rc->current_recv = (struct rdmacm_recv){0};
@@ -108,7 +109,7 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
     if (is_end ? end != length : end >= length)
         return LEFT;
     if (length) { /* the memory may have been deregistered since the last packet */
-        uint8_t *target = rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
+        uint8_t *target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
         if (!target)
             return LEFT;
         if (size)
@@ -130,7 +131,7 @@ static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet)
         rc->reads_waiting >= rc->max_dest_rd_atomic || rc->reads_waiting >= rc->resources_capacity ||
         !has_room(rc))
         return LEFT;
-    if (length && !rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
+    if (length && !rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
         return LEFT;
     uint32_t packets = rdmacm_packets(rc, length);
     struct rdmacm_resource *resource = &rc->resources[rc->resources_next];
@@ -143,7 +144,7 @@ static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet)
     rc->nak_sent = false;
     rc->expected_psn = rc->executed_psn = rdmacm_psn_add(resource->last_psn, 1);
     rc->msn = rdmacm_psn_add(rc->msn, 1);
-    struct rdmacm_response *response = rdmacm_rc_response_at(rc, rc->responses_count++);
+    struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
     response->read = *resource;
     response->is_read = true;
     response->is_repeated = false;
@@ -180,14 +181,14 @@ static enum outcome take_read_again(struct rdmacm_rc *rc, const struct packet *p
     /* The peer has no use for what is left of an earlier repeated response. */
     struct rdmacm_response *response = NULL;
     for (size_t i = 0; i < rc->responses_count && !response; i++) {
-        struct rdmacm_response *other = rdmacm_rc_response_at(rc, i);
+        struct rdmacm_response *other = RDMACM_RING_AT(rc, responses, i);
         if (other->is_read && other->is_repeated && other->read.first_psn == kept->first_psn)
             response = other;
     }
     if (!response) {
         if (!has_room(rc))
             return LEFT;
-        response = rdmacm_rc_response_at(rc, rc->responses_count++);
+        response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
         response->is_read = response->is_repeated = true;
         response->syndrome = RDMACM_ACK_SYNDROME;
         response->msn = rc->msn;
@@ -214,7 +215,7 @@ static enum outcome take_out_of_order(struct rdmacm_rc *rc, const struct packet 
         return take_read_again(rc, packet);
     uint32_t syndrome = RDMACM_ACK_SYNDROME; /* of the answer that leaves last */
     if (rc->responses_count)
-        syndrome = rdmacm_rc_response_at(rc, rc->responses_count - 1)->syndrome;
+        syndrome = RDMACM_RING_AT(rc, responses, rc->responses_count - 1)->syndrome;
     else if (rc->ack_psn >= 0)
         syndrome = rc->ack_aeth >> 24;
     if (syndrome == RDMACM_ACK_SYNDROME) /* a NAK acknowledges as much */
@@ -244,7 +245,7 @@ static void progressed(struct rdmacm_rc *rc, double now) {
 
 /* The oldest request is complete. */
 static void complete_send(struct rdmacm_rc *rc) {
-    struct rdmacm_send *send = rdmacm_rc_send_at(rc, 0);
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
     struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, send->length);
     completion->opcode = send->opcode;
     completion->unsignaled = send->unsignaled;
@@ -253,7 +254,8 @@ static void complete_send(struct rdmacm_rc *rc) {
 }
 
 static bool is_outstanding(const struct rdmacm_rc *rc, uint32_t psn) {
-    return rc->outstanding_count && rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
+    return rc->outstanding_count &&
+           rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
 }
 
 /* How far an answer acknowledges what is outstanding. */
@@ -275,7 +277,7 @@ static struct advance find_advance(struct rdmacm_rc *rc, uint32_t psn) {
     struct advance found = {.psn = psn, .next_psn = rc->next_psn};
     uint32_t unacked = rc->unacked_psn;
     for (; found.done < rc->outstanding_count; found.done++) {
-        const struct rdmacm_send *send = rdmacm_rc_send_at(rc, found.done);
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, found.done);
         bool is_later = (psn - send->last_psn) & RDMACM_PSN_HALF; /* whether it ends after psn */
         if (send->opcode == RDMACM_WR_READ) {
             found.is_lost = !is_later && psn != send->last_psn &&
@@ -312,7 +314,7 @@ static bool has_retries(const struct rdmacm_rc *rc, const struct advance *advanc
 /* Request again what is missing of the response to the oldest request, a READ. */
 static void request_again(struct rdmacm_rc *rc, double now) {
     rdmacm_count(rc, RDMACM_IMPLIED_NAKS);
-    rdmacm_retransmit(rc, missing_psn(rc, rdmacm_rc_send_at(rc, 0)), now);
+    rdmacm_retransmit(rc, missing_psn(rc, RDMACM_RING_AT(rc, sends, 0)), now);
 }
 
 static void apply(struct rdmacm_rc *rc, const struct advance *advance, double now) {
@@ -377,7 +379,7 @@ static enum outcome take_ack(struct rdmacm_rc *rc, const struct packet *packet, 
 static size_t find_request(struct rdmacm_rc *rc, uint32_t psn) {
     size_t index = 0;
     for (; index < rc->outstanding_count; index++) {
-        const struct rdmacm_send *send = rdmacm_rc_send_at(rc, index);
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, index);
         if (rdmacm_psn_after(psn, send->first_psn) <= rdmacm_psn_after(send->last_psn, send->first_psn))
             break;
     }
@@ -389,9 +391,9 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
     if (!is_outstanding(rc, psn))
         return stray(rc);
     size_t before = find_request(rc, psn);
-    if (before == rc->outstanding_count || rdmacm_rc_send_at(rc, before)->opcode != RDMACM_WR_READ)
+    if (before == rc->outstanding_count || RDMACM_RING_AT(rc, sends, before)->opcode != RDMACM_WR_READ)
         return LEFT;
-    struct rdmacm_send *send = rdmacm_rc_send_at(rc, before);
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, before);
     /* It acknowledges the requests before its own, but the READs among them. */
     struct advance advance = {.next_psn = rc->next_psn};
     if (before)
@@ -426,7 +428,7 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
         (ends_part && !rc->outstanding_reads))
         return LEFT;
     apply(rc, &advance, now);
-    send = rdmacm_rc_send_at(rc, 0);
+    send = RDMACM_RING_AT(rc, sends, 0);
     if (size)
         memcpy(send->data + send->received_bytes, data, size);
     send->received_bytes += (uint32_t)size;
@@ -474,8 +476,8 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_
     uint8_t opcode = data[0];
     size_t header_length = header_lengths[opcode], pad = data[1] >> 4 & 3;
     /* A packet with FECN, BECN or a bit after them has another ICRC: byte 4 counts as ones in it. */
-    if (opcode >= 32 || !(usual_opcodes >> opcode & 1) || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] || rc->receive_bth < 0 ||
-        (half & RDMACM_FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
+    if (opcode >= 32 || !(usual_opcodes >> opcode & 1) || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] ||
+        rc->receive_bth < 0 || (half & RDMACM_FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
         return LEFT;
     uint16_t expected = (uint16_t)rc->identification;
     uint32_t crc = rdmacm_crc32(rdmacm_flow_start(&rc->flow_in, size, expected), data, size);

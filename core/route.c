@@ -58,7 +58,7 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
     message->msg_iovlen = 1;
     message->msg_controllen = route->control_length;
     wire->has_counts = true;
-    wire->trains_cut++;
+    wire->counts.trains_cut++;
     for (size_t at = 0; at < datagram->bytes; at += datagram->segment) {
         size_t size = datagram->bytes - at < datagram->segment ? datagram->bytes - at : datagram->segment;
         if (size > sizeof packet || size < RDMACM_SHORTEST_PACKET)
@@ -102,7 +102,8 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
         return;
     if (datagram->segment && RDMACM_IS_NO_TRAIN(code)) {
         /* A train that was too long, or packets too long for the path, mean nothing for the next train. */
-        bool is_too_long = datagram->bytes > RDMACM_LONGEST_TRAIN || datagram->bytes > RDMACM_MOST_IN_TRAIN * datagram->segment;
+        bool is_too_long = datagram->bytes > RDMACM_LONGEST_TRAIN ||
+                           datagram->bytes > RDMACM_MOST_IN_TRAIN * datagram->segment;
         if (send_singly(wire, fd, route, datagram, &message) && code != EMSGSIZE && !is_too_long)
             route->train = 0;
         return;

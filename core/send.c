@@ -112,14 +112,14 @@ static void add_pending_ack(struct rdmacm_rc *rc, struct rdmacm_out *out) {
 /* -- responder ------------------------------------------------------------------------------------------------------- */
 
 static const uint8_t *memory_of(const struct rdmacm_rc *rc, const struct rdmacm_response *response) {
-    return rdmacm_regions_find(rc->regions, rc->pd, response->read.rkey, response->read.address,
-                               response->read.length, RDMACM_ACCESS_REMOTE_READ);
+    return rdmacm_rc_memory(rc, response->read.rkey, response->read.address, response->read.length,
+                            RDMACM_ACCESS_REMOTE_READ);
 }
 
 /* Whether the peer may still read what it has asked for; a repeated request is dropped otherwise. */
 static bool may_answer(struct rdmacm_rc *rc) {
     for (size_t i = 0; i < rc->responses_count; i++) {
-        const struct rdmacm_response *response = rdmacm_rc_response_at(rc, i);
+        const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, i);
         if (response->is_read && !response->is_repeated && response->read.length && !memory_of(rc, response))
             return false;
     }
@@ -167,7 +167,7 @@ static size_t add_responses(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t
         left--;
     }
     while (rc->responses_count && left) {
-        struct rdmacm_response *response = rdmacm_rc_response_at(rc, 0);
+        struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
         if (response->is_read) {
             left -= add_read_response(rc, out, response, left);
         } else {
@@ -183,7 +183,7 @@ static size_t add_responses(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t
 
 /* Give the next posted request its PSNs. */
 static void begin_request(struct rdmacm_rc *rc) {
-    struct rdmacm_send *send = rdmacm_rc_send_at(rc, rc->outstanding_count++);
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, rc->outstanding_count++);
     uint32_t count = rdmacm_packets(rc, send->length);
     send->first_psn = rc->end_psn;
     send->last_psn = rdmacm_psn_add(rc->end_psn, count - 1);
@@ -262,11 +262,11 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
         if (outstanding >= rc->window)
             break;
         size_t room = rc->window - outstanding, count;
-        struct rdmacm_send *send = rdmacm_rc_send_at(rc, rc->send_index);
+        struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, rc->send_index);
         while (rdmacm_psn_after(rc->next_psn, send->first_psn) > rdmacm_psn_after(send->last_psn, send->first_psn)) {
             if (++rc->send_index >= rc->outstanding_count)
                 return; /* no state has this */
-            send = rdmacm_rc_send_at(rc, rc->send_index);
+            send = RDMACM_RING_AT(rc, sends, rc->send_index);
         }
         if (send->opcode == RDMACM_WR_READ)
             count = add_read_request(rc, out, send, (int64_t)room - rc->window + rc->loss_window);

@@ -30,20 +30,16 @@ static bool reserve_completion(struct rdmacm_ud *ud) {
 
 bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send) {
     if (!ud->core_sends || ud->failed || ud->send_failed || send->length > ud->max_payload ||
-        send->length > RDMACM_UD_MOST_PAYLOAD)
+        send->length > RDMACM_UD_MOST_PAYLOAD || !RDMACM_RING_RESERVE(ud, sends) || !reserve_completion(ud))
         return false;
-    if (!RDMACM_RING_RESERVE(ud, sends) || !reserve_completion(ud))
-        return false;
-    *rdmacm_ud_send_at(ud, ud->sends_count++) = *send;
+    *RDMACM_RING_AT(ud, sends, ud->sends_count++) = *send;
     return true;
 }
 
 bool rdmacm_ud_post_recv(struct rdmacm_ud *ud, const struct rdmacm_recv *recv) {
-    if (!ud->core_receives || ud->failed)
+    if (!ud->core_receives || ud->failed || !RDMACM_RING_RESERVE(ud, recvs) || !reserve_completion(ud))
         return false;
-    if (!RDMACM_RING_RESERVE(ud, recvs) || !reserve_completion(ud))
-        return false;
-    *rdmacm_ud_recv_at(ud, ud->recvs_count++) = *recv;
+    *RDMACM_RING_AT(ud, recvs, ud->recvs_count++) = *recv;
     return true;
 }
 
@@ -62,7 +58,7 @@ struct rdmacm_recv rdmacm_ud_pop_recv(struct rdmacm_ud *ud) {
 /* -- sending --------------------------------------------------------------------------------------------------------- */
 
 void *rdmacm_ud_next_route(struct rdmacm_ud *ud) {
-    return ud->sends_count && !ud->is_paused ? rdmacm_ud_send_at(ud, 0)->route : NULL;
+    return ud->sends_count && !ud->is_paused ? RDMACM_RING_AT(ud, sends, 0)->route : NULL;
 }
 
 static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struct rdmacm_ud_send *send) {
@@ -91,7 +87,7 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
         limit = RDMACM_BUILD_LIMIT;
     rdmacm_out_begin(out, &ud->flow_out, train);
     if (route)
-        ud->flow_out = rdmacm_ud_send_at(ud, 0)->flow;
+        ud->flow_out = RDMACM_RING_AT(ud, sends, 0)->flow;
     for (; route && count < limit && rdmacm_ud_next_route(ud) == route; count++) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(ud);
         add_packet(ud, out, &send);
@@ -165,12 +161,13 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
         return UNKNOWN;
     if (!ud->recvs_count)
         return NO_RECEIVE;
-    const struct rdmacm_recv *recv = rdmacm_ud_recv_at(ud, 0);
+    const struct rdmacm_recv *recv = RDMACM_RING_AT(ud, recvs, 0);
     if (recv->length < RDMACM_GRH_LENGTH + payload)
         return UNKNOWN;
     put_grh(recv->data, from, size, (uint16_t)identification);
     memcpy(recv->data + RDMACM_GRH_LENGTH, data + start, payload);
-    struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
+    struct rdmacm_completion *completion =
+        rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
     completion->has_imm = has_imm;
@@ -204,7 +201,8 @@ enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_
         return RDMACM_REFUSED_LENGTH;
     if (data[0] != RDMACM_UD_SEND_ONLY && data[0] != RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE)
         return RDMACM_REFUSED_OPCODE;
-    size_t start = data[0] == RDMACM_UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH, pad = data[1] >> 4 & 3;
+    size_t start = data[0] == RDMACM_UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH;
+    size_t pad = data[1] >> 4 & 3;
     if (size < start + pad + RDMACM_ICRC_LENGTH || size & 3)
         return RDMACM_REFUSED_LENGTH;
     size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;
@@ -219,6 +217,6 @@ enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_
     if (rdmacm_is_damaged(flow, data, size, 0))
         return RDMACM_REFUSED_ICRC;
     bool is_short = ud->core_receives && ud->recvs_count &&
-                    rdmacm_ud_recv_at(ud, 0)->length < RDMACM_GRH_LENGTH + payload;
+                    RDMACM_RING_AT(ud, recvs, 0)->length < RDMACM_GRH_LENGTH + payload;
     return is_short ? RDMACM_REFUSED_SHORT_RECEIVE : RDMACM_NOT_REFUSED;
 }

@@ -39,7 +39,7 @@ size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received
     size_t taken = rdmacm_ud_take(ud, wire->buffer + at, size, from->segment, &source, &count, &no_receive);
     *accepted += count;
     if (no_receive) {
-        end->no_receive += no_receive;
+        end->counts.of[RDMACM_DROPPED_NO_RECEIVE] += (uint32_t)no_receive;
         rdmacm_wire_list_event(&end->conn, RDMACM_EVENT_COUNTS);
     }
     rdmacm_wire_complete(&end->conn, &ud->completions);

@@ -36,7 +36,7 @@ void rdmacm_wire_free(struct rdmacm_wire *wire) {
     rdmacm_wire_clear_arrivals(wire);
     free(wire->sources);
     rdmacm_wire_forget_all(wire);
-    free(wire->known);
+    rdmacm_table_free(&wire->known);
     free(wire);
 }
 
@@ -53,14 +53,6 @@ bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd) {
     if (wire->service)
         rdmacm_service_wake(wire);
     return true;
-}
-
-void rdmacm_wire_remove_source(struct rdmacm_wire *wire, int fd) {
-    for (size_t i = 0; i < wire->sources_count; i++)
-        if (wire->sources[i] == fd)
-            wire->sources[i--] = wire->sources[--wire->sources_count];
-    if (wire->recent == fd)
-        wire->recent = -1;
 }
 
 bool rdmacm_wire_attach(struct rdmacm_wire *wire, struct rdmacm_conn *conn) {
@@ -94,17 +86,6 @@ bool rdmacm_wire_claim(struct rdmacm_conn *conn) {
     return true;
 }
 
-#define UNLIST(head, conn, member, flag)                                                                               \
-    do {                                                                                                               \
-        if ((conn)->flag) {                                                                                            \
-            struct rdmacm_conn **place = &(head);                                                                      \
-            while (*place != (conn))                                                                                   \
-                place = &(*place)->member;                                                                             \
-            *place = (conn)->member;                                                                                   \
-            (conn)->flag = false;                                                                                      \
-        }                                                                                                              \
-    } while (0)
-
 static void unlist_timer(struct rdmacm_wire *wire, struct rdmacm_conn *conn) {
     if (!conn->in_timers)
         return;
@@ -124,9 +105,9 @@ void rdmacm_wire_detach(struct rdmacm_conn *conn) {
     if (!wire)
         return;
     conn->wire = NULL;
-    UNLIST(wire->acks, conn, next_ack, in_acks);
-    UNLIST(wire->ready, conn, next_ready, in_ready);
-    UNLIST(wire->events, conn, next_event, in_events);
+    RDMACM_UNLIST(wire->acks, conn, next_ack, in_acks);
+    RDMACM_UNLIST(wire->ready, conn, next_ready, in_ready);
+    RDMACM_UNLIST(wire->events, conn, next_event, in_events);
     unlist_timer(wire, conn);
     conn->known->conn = NULL;
     conn->known = NULL;
@@ -209,16 +190,16 @@ void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *c
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
     wire->has_counts = true;
     if (code == EAGAIN || code == ENOBUFS)
-        wire->no_room++;
+        wire->counts.no_room++;
     else
-        wire->lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
+        wire->counts.lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
 }
 
 /* Whether the core has the queues of a connection, and its owner is not about to move them. */
 static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->core_owns_queues && !conn->rc->is_held; }
 
 static void see_counts(struct rdmacm_conn *conn) {
-    if (conn->rc->has_counts)
+    if (conn->rc->counts.has_any)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_COUNTS);
 }
 
@@ -341,10 +322,7 @@ void rdmacm_wire_end_turn(struct rdmacm_wire *wire, bool has_result, double now)
 
 void rdmacm_wire_posted(struct rdmacm_conn *conn, double now) {
     struct rdmacm_wire *wire = conn->wire;
-    if (wire->ready) {
-        list_ready(conn);
-        rdmacm_wire_take_turns(wire, now);
-    } else if (transmit(conn, RDMACM_TURN, now) >= RDMACM_TURN) {
+    if (wire->ready || transmit(conn, RDMACM_TURN, now) >= RDMACM_TURN) {
         list_ready(conn);
         rdmacm_wire_take_turns(wire, now);
     }
@@ -432,11 +410,6 @@ static bool is_from_peer(const struct rdmacm_conn *conn, const struct rdmacm_rec
            (!conn->route.is_ipv6 || source->sin6_scope_id == conn->remote_scope);
 }
 
-void rdmacm_wire_count_dropped(struct rdmacm_wire *wire) {
-    wire->dropped++;
-    wire->has_counts = true;
-}
-
 /* Process packets of a connection in the wire's buffer, `size` bytes from byte `at` on; return the bytes of those
  * processed, and add those that were not dropped to `accepted`. */
 static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at,
@@ -513,8 +486,10 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
         accepted += verdict == RDMACM_NOBODYS; /* no queue pair has dropped it */
         at += size;
     }
-    if (!accepted)
-        rdmacm_wire_count_dropped(wire);
+    if (!accepted) {
+        wire->counts.dropped++;
+        wire->has_counts = true;
+    }
     return is_taken;
 }
 
