@@ -85,8 +85,6 @@ def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: in
 class KernelId(IdState):
     """See the module."""
 
-    __slots__ = ("_joins", "is_passive", "rules")
-
     def __init__(
         self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
     ) -> None:
