@@ -48,5 +48,5 @@ if not TYPE_CHECKING:  # type checkers see the imports above
 
 def __dir__() -> list[str]:
     """The names of pydoc's page, without C's names of the package's own classes: their texts would fill 4000 lines."""
-    second = {name for name in structures.__all__ if getattr(structures, name).__name__ != name}
+    second = {name for name in vars(structures)["__all__"] if getattr(structures, name).__name__ != name}
     return sorted(globals().keys() - second)

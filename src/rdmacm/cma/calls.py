@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
@@ -13,53 +14,14 @@ from rdmacm.cma.constants import (
     RDMA_CM_JOIN_MC_ATTR_RESERVED,
     RDMA_PS_TCP,
 )
+from rdmacm.cma.names import is_c_name
 from rdmacm.cma.structures import rdma_addrinfo, rdma_cm_join_mc_attr_ex
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
-from rdmacm.errors import cm_error, gai_strerror
+from rdmacm.errors import cm_error
+from rdmacm.errors import gai_strerror as gai_strerror  # noqa: PLC0414 (for type checkers it is exported)
 from rdmacm.provider import get_provider
 from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.verbs.device import Context, named_context
-
-__all__ = [
-    "gai_strerror",
-    "rdma_accept",
-    "rdma_ack_cm_event",
-    "rdma_bind_addr",
-    "rdma_connect",
-    "rdma_create_event_channel",
-    "rdma_create_id",
-    "rdma_destroy_event_channel",
-    "rdma_destroy_id",
-    "rdma_disconnect",
-    "rdma_establish",
-    "rdma_event_str",
-    "rdma_free_devices",
-    "rdma_freeaddrinfo",
-    "rdma_get_cm_event",
-    "rdma_get_devices",
-    "rdma_get_dst_port",
-    "rdma_get_local_addr",
-    "rdma_get_peer_addr",
-    "rdma_get_remote_ece",
-    "rdma_get_request",
-    "rdma_get_src_port",
-    "rdma_getaddrinfo",
-    "rdma_join_multicast",
-    "rdma_join_multicast_ex",
-    "rdma_leave_multicast",
-    "rdma_listen",
-    "rdma_migrate_id",
-    "rdma_notify",
-    "rdma_query_addrinfo",
-    "rdma_reject",
-    "rdma_reject_ece",
-    "rdma_resolve_addr",
-    "rdma_resolve_addrinfo",
-    "rdma_resolve_route",
-    "rdma_set_local_ece",
-    "rdma_set_option",
-    "rdma_write_cm_event",
-]
 
 
 def rdma_create_event_channel() -> EventChannel:
@@ -259,3 +221,8 @@ def rdma_join_multicast_ex(id: CmId, mc_join_attr: rdma_cm_join_mc_attr_ex, cont
 def rdma_leave_multicast(id: CmId, addr: SockAddr) -> None:
     """rdma_leave_multicast(3)."""
     id.leave_multicast(addr)
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in sorted(globals().items()) if is_c_name(name, value, __name__)]
+    __all__ += ["gai_strerror"]

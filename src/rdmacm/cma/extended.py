@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from rdmacm.cma.names import is_c_name
 from rdmacm.cma.structures import ibv_cq_init_attr_ex
 from rdmacm.errors import cm_error
 from rdmacm.verbs.ah import AH
@@ -24,57 +25,6 @@ from rdmacm.verbs.qpopen import OpenedQP, QPOpenAttr
 from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, MWBindInfo
 from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
-
-__all__ = [
-    "ibv_close_xrcd",
-    "ibv_cq_ex_to_cq",
-    "ibv_create_cq_ex",
-    "ibv_create_qp_ex",
-    "ibv_create_srq_ex",
-    "ibv_end_poll",
-    "ibv_get_srq_num",
-    "ibv_is_qpt_supported",
-    "ibv_next_poll",
-    "ibv_open_qp",
-    "ibv_open_xrcd",
-    "ibv_qp_to_qp_ex",
-    "ibv_query_device_ex",
-    "ibv_query_qp_data_in_order",
-    "ibv_query_rt_values_ex",
-    "ibv_start_poll",
-    "ibv_wc_read_byte_len",
-    "ibv_wc_read_dlid_path_bits",
-    "ibv_wc_read_imm_data",
-    "ibv_wc_read_invalidated_rkey",
-    "ibv_wc_read_opcode",
-    "ibv_wc_read_qp_num",
-    "ibv_wc_read_sl",
-    "ibv_wc_read_slid",
-    "ibv_wc_read_src_qp",
-    "ibv_wc_read_vendor_err",
-    "ibv_wc_read_wc_flags",
-    "ibv_wr_abort",
-    "ibv_wr_atomic_cmp_swp",
-    "ibv_wr_atomic_fetch_add",
-    "ibv_wr_bind_mw",
-    "ibv_wr_atomic_write",
-    "ibv_wr_complete",
-    "ibv_wr_flush",
-    "ibv_wr_local_inv",
-    "ibv_wr_rdma_read",
-    "ibv_wr_rdma_write",
-    "ibv_wr_rdma_write_imm",
-    "ibv_wr_send",
-    "ibv_wr_send_imm",
-    "ibv_wr_send_inv",
-    "ibv_wr_set_inline_data",
-    "ibv_wr_set_inline_data_list",
-    "ibv_wr_set_sge",
-    "ibv_wr_set_sge_list",
-    "ibv_wr_set_ud_addr",
-    "ibv_wr_set_xrc_srqn",
-    "ibv_wr_start",
-]
 
 # -- devices --------------------------------------------------------------------------------------------
 
@@ -329,3 +279,7 @@ def ibv_wc_read_sl(cq: CQEX) -> int:
 def ibv_wc_read_dlid_path_bits(cq: CQEX) -> int:
     """ibv_wc_read_dlid_path_bits(3)."""
     return cq.read_dlid_path_bits()
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in sorted(globals().items()) if is_c_name(name, value, __name__)]

@@ -8,9 +8,10 @@ number in host order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.address import Gid
+from rdmacm.cma.names import is_c_name
 from rdmacm.cma.structures import (
     fill,
     ibv_ah_attr,
@@ -36,72 +37,6 @@ from rdmacm.verbs.pd import MR, PD, DmaBufMR
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import MWBind, RecvWR, SendWR, inc_rkey
-
-__all__ = [
-    "ibv_ack_async_event",
-    "ibv_ack_cq_events",
-    "ibv_alloc_mw",
-    "ibv_alloc_pd",
-    "ibv_attach_mcast",
-    "ibv_bind_mw",
-    "ibv_close_device",
-    "ibv_create_ah",
-    "ibv_create_ah_from_wc",
-    "ibv_create_comp_channel",
-    "ibv_create_cq",
-    "ibv_create_qp",
-    "ibv_create_srq",
-    "ibv_dealloc_mw",
-    "ibv_dealloc_pd",
-    "ibv_dereg_mr",
-    "ibv_destroy_ah",
-    "ibv_destroy_comp_channel",
-    "ibv_destroy_cq",
-    "ibv_destroy_qp",
-    "ibv_destroy_srq",
-    "ibv_detach_mcast",
-    "ibv_event_type_str",
-    "ibv_flow_label_to_udp_sport",
-    "ibv_fork_init",
-    "ibv_free_device_list",
-    "ibv_get_async_event",
-    "ibv_get_cq_event",
-    "ibv_get_device_guid",
-    "ibv_get_device_index",
-    "ibv_get_device_list",
-    "ibv_get_device_name",
-    "ibv_get_pkey_index",
-    "ibv_inc_rkey",
-    "ibv_init_ah_from_wc",
-    "ibv_is_fork_initialized",
-    "ibv_modify_qp",
-    "ibv_modify_srq",
-    "ibv_node_type_str",
-    "ibv_open_device",
-    "ibv_poll_cq",
-    "ibv_port_state_str",
-    "ibv_post_recv",
-    "ibv_post_send",
-    "ibv_post_srq_recv",
-    "ibv_query_device",
-    "ibv_query_gid",
-    "ibv_query_gid_ex",
-    "ibv_query_gid_table",
-    "ibv_query_pkey",
-    "ibv_query_port",
-    "ibv_query_qp",
-    "ibv_query_srq",
-    "ibv_rate_to_mbps",
-    "ibv_rate_to_mult",
-    "ibv_reg_dmabuf_mr",
-    "ibv_reg_mr",
-    "ibv_req_notify_cq",
-    "ibv_rereg_mr",
-    "ibv_resize_cq",
-    "ibv_wc_status_str",
-    "mbps_to_ibv_rate",
-    "mult_to_ibv_rate",
-]
 
 S = TypeVar("S", SendWR, RecvWR)
 
@@ -543,3 +478,7 @@ def mbps_to_ibv_rate(mbps: int) -> int:
 def ibv_flow_label_to_udp_sport(fl: int) -> int:
     """ibv_flow_label_to_udp_sport(3): the UDP source port of RoCEv2 for a flow label of 20 bits."""
     return (fl & 0x3FFF) ^ (fl >> 14 & 0x3F) | 0xC000
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in sorted(globals().items()) if is_c_name(name, value, __name__)]

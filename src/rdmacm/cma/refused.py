@@ -8,9 +8,10 @@ there: ``attr`` and its like may be anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rdmacm.capabilities import Feature, absent
+from rdmacm.cma.names import is_c_name
 from rdmacm.provider.connparam import Ece
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
@@ -18,28 +19,6 @@ from rdmacm.verbs.pd import PD
 from rdmacm.verbs.qp import QP
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE
-
-__all__ = [
-    "ibv_advise_mr",
-    "ibv_alloc_dm",
-    "ibv_alloc_null_mr",
-    "ibv_alloc_parent_domain",
-    "ibv_alloc_td",
-    "ibv_create_counters",
-    "ibv_create_flow",
-    "ibv_create_rwq_ind_table",
-    "ibv_create_wq",
-    "ibv_import_device",
-    "ibv_import_dm",
-    "ibv_import_mr",
-    "ibv_import_pd",
-    "ibv_modify_cq",
-    "ibv_modify_qp_rate_limit",
-    "ibv_post_srq_ops",
-    "ibv_query_ece",
-    "ibv_reg_dm_mr",
-    "ibv_set_ece",
-]
 
 
 def ibv_advise_mr(pd: PD, advice: int, flags: int, sg_list: Sequence[SGE], num_sge: int) -> NoReturn:
@@ -135,3 +114,7 @@ def ibv_reg_dm_mr(pd: PD, dm: object, dm_offset: int, length: int, access: int) 
 def ibv_set_ece(qp: QP, ece: Ece) -> NoReturn:
     """ibv_set_ece(3)."""
     qp.set_ece(ece)
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in sorted(globals().items()) if is_c_name(name, value, __name__)]

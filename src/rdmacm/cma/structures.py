@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo
+from rdmacm.cma.names import is_c_name
 from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.sa import PathData, PathRecord
@@ -48,69 +49,6 @@ from rdmacm.verbs.qpopen import QPOpenAttr
 from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, AddressHandle, MemoryRegion, MemoryWindow, MWBind, MWBindInfo, RecvWR, SendWR
 from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
-
-__all__ = [
-    "ibv_ah",
-    "ibv_grh",
-    "ibv_ah_attr",
-    "ibv_async_event",
-    "ibv_comp_channel",
-    "ibv_context",
-    "ibv_cq",
-    "ibv_cq_ex",
-    "ibv_cq_init_attr_ex",
-    "ibv_cq_moderation_caps",
-    "ibv_data_buf",
-    "ibv_device",
-    "ibv_device_attr",
-    "ibv_device_attr_ex",
-    "ibv_ece",
-    "ibv_gid",
-    "ibv_gid_entry",
-    "ibv_global_route",
-    "ibv_mr",
-    "ibv_mw",
-    "ibv_mw_bind",
-    "ibv_mw_bind_info",
-    "ibv_odp_caps",
-    "ibv_packet_pacing_caps",
-    "ibv_path_data",
-    "ibv_path_record",
-    "ibv_pci_atomic_caps",
-    "ibv_pd",
-    "ibv_poll_cq_attr",
-    "ibv_port_attr",
-    "ibv_qp",
-    "ibv_qp_attr",
-    "ibv_qp_cap",
-    "ibv_qp_ex",
-    "ibv_qp_init_attr",
-    "ibv_qp_init_attr_ex",
-    "ibv_qp_open_attr",
-    "ibv_recv_wr",
-    "ibv_rss_caps",
-    "ibv_sa_path_rec",
-    "ibv_send_wr",
-    "ibv_sge",
-    "ibv_srq",
-    "ibv_srq_attr",
-    "ibv_srq_init_attr",
-    "ibv_srq_init_attr_ex",
-    "ibv_tm_caps",
-    "ibv_tso_caps",
-    "ibv_wc",
-    "ibv_xrcd",
-    "ibv_xrcd_init_attr",
-    "rdma_addrinfo",
-    "rdma_cm_event",
-    "rdma_cm_id",
-    "rdma_cm_join_mc_attr_ex",
-    "rdma_conn_param",
-    "rdma_event_channel",
-    "rdma_route",
-    "rdma_ud_param",
-    "sockaddr_ib",
-]
 
 T = TypeVar("T")
 
@@ -592,3 +530,7 @@ class ibv_recv_wr(RecvWR):
     def num_sge(self) -> int:
         """How many elements ``sg_list`` has."""
         return len(self.sg)
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in sorted(globals().items()) if is_c_name(name, value, __name__)]

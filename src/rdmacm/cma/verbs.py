@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cma.constants import RDMA_UDP_QKEY
+from rdmacm.cma.names import is_c_name
 from rdmacm.cma.structures import fill
 from rdmacm.cmid import CmId, create_ep
 from rdmacm.errors import cm_error
@@ -23,33 +25,6 @@ from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.srq import SrqInitAttrEx
 from rdmacm.verbs.wr import SGE
-
-__all__ = [
-    "rdma_create_ep",
-    "rdma_create_qp",
-    "rdma_create_qp_ex",
-    "rdma_create_srq",
-    "rdma_create_srq_ex",
-    "rdma_dereg_mr",
-    "rdma_destroy_ep",
-    "rdma_destroy_qp",
-    "rdma_destroy_srq",
-    "rdma_get_recv_comp",
-    "rdma_get_send_comp",
-    "rdma_init_qp_attr",
-    "rdma_post_read",
-    "rdma_post_readv",
-    "rdma_post_recv",
-    "rdma_post_recvv",
-    "rdma_post_send",
-    "rdma_post_sendv",
-    "rdma_post_ud_send",
-    "rdma_post_write",
-    "rdma_post_writev",
-    "rdma_reg_msgs",
-    "rdma_reg_read",
-    "rdma_reg_write",
-]
 
 # -- endpoints ------------------------------------------------------------------------------------------
 
@@ -245,3 +220,7 @@ def _data(addr: int | Buffer, length: int, mr: MR | None) -> tuple[MR | Buffer, 
     if isinstance(addr, int):
         raise cm_error(errno.EINVAL, "an address without region", "post", hint="the bytes, with IBV_SEND_INLINE")
     return leading_bytes(addr, length, "post"), 0
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in sorted(globals().items()) if is_c_name(name, value, __name__)]

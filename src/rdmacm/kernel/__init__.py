@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
-import os
-import threading
 
 from rdmacm.kernel.nldev import device_indices
 from rdmacm.kernel.provider import KernelProvider
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.ucma import check_available
-from rdmacm.net import namespace_key, open_network
+from rdmacm.net import open_network
+from rdmacm.provider.namespaces import OpenProviders
 
 __all__ = ["KernelProvider", "open_provider", "why_unusable"]
-
-#: Guards the two below.
-_lock = threading.Lock()
-#: By network namespace.
-_providers: dict[str, KernelProvider] = {}
-#: Whether the handlers for fork and for the end of the process are registered.
-_guarded = False
 
 
 def open_provider() -> KernelProvider:
@@ -28,23 +19,12 @@ def open_provider() -> KernelProvider:
 
     ENODEV, EACCES: the device file of the connection manager is not there, or may not be opened; the text says why.
     """
-    key = namespace_key()
-    provider = _providers.get(key)
-    if provider is not None:
-        return provider
+    return _providers.get()
+
+
+def _make(_namespace: str) -> KernelProvider:
     check_available()
-    global _guarded
-    with _lock:
-        provider = _providers.get(key)
-        if provider is None:
-            if not _guarded:
-                _guarded = True
-                os.register_at_fork(after_in_child=_forget_parent)
-                atexit.register(_leave)
-            for other in [k for k, p in _providers.items() if p.retire()]:
-                del _providers[other]
-            provider = _providers[key] = KernelProvider(open_network())
-    return provider
+    return KernelProvider(open_network())
 
 
 def why_unusable(dev: str = "/dev", sys: str = "/sys") -> str | None:
@@ -69,15 +49,4 @@ def why_unusable(dev: str = "/dev", sys: str = "/sys") -> str | None:
     return sysfs.why_unusable(known, dev)
 
 
-def _leave() -> None:
-    for provider in list(_providers.values()):
-        provider.leave()
-
-
-def _forget_parent() -> None:
-    # A child shares its parent's files and must not read from them; it makes new providers.
-    global _lock
-    _lock = threading.Lock()
-    for provider in _providers.values():
-        provider.abandon()
-    _providers.clear()
+_providers = OpenProviders(_make)

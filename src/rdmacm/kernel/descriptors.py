@@ -14,15 +14,15 @@ import weakref
 from collections.abc import Callable, Sized
 from typing import Any
 
-from rdmacm.progress.runtime import Runtime
+from rdmacm.progress.runtime import Driver, Runtime
 
 __all__ = ["Descriptors"]
 
 _MOST_EVENTS = 64
 
 
-class Descriptors:
-    """Implements :class:`rdmacm.progress.runtime.Driver`; used with the runtime's lock held, except :meth:`poll`.
+class Descriptors(Driver):
+    """A driver of a runtime; used with the runtime's lock held, except :meth:`poll`.
 
     The runtime is that of the devices, so that a thread that waits sees their completions as well. Without libibverbs
     it is one of this object's own.
@@ -97,15 +97,6 @@ class Descriptors:
             # They may wait for the same descriptor, which is not reported again.
             self.runtime.waiters.wake()
         return bool(found)
-
-    def opened(self) -> None:
-        pass
-
-    def released(self) -> None:
-        pass
-
-    def deadlines_changed(self) -> None:
-        pass
 
     def abandon(self) -> None:
         """In a child of fork(2): close the child's copy of the descriptor, which the parent goes on to use."""

@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB
 from rdmacm.constants import PortSpace
-from rdmacm.errors import CmStateError, RdmaError, cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Step
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
@@ -17,99 +17,38 @@ from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device, reason_of
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.provider import IdOptions, Owner, log
-from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
+from rdmacm.provider import Owner, log
+from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import Ece
-from rdmacm.verbs.device import Context, GidEntry
+from rdmacm.provider.idstate import CommonIdState
+from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
 
 __all__ = ["NO_ECE", "IdState"]
 
 NO_ECE = Ece(0)
-_NO_GID = Gid()
-_DEAD = (State.DESTROYING, State.DEVICE_REMOVAL)
-
-#: What to do about a call that the state does not allow.
-_HINTS = {
-    State.DEVICE_REMOVAL: "destroy the id and start over",
-    State.IDLE: "bind_addr() or resolve_addr() first",
-    State.ADDR_BOUND: "resolve_addr() first",
-    State.ADDR_QUERY: "wait for ADDR_RESOLVED or ADDR_ERROR",
-    State.ROUTE_QUERY: "wait for ROUTE_RESOLVED or ROUTE_ERROR",
-}
 
 
-class IdState:
-    """See the module. Used with the runtime's lock held. ``number`` is the id's in the kernel."""
+class IdState(CommonIdState):
+    """See the module. Used with the runtime's lock held. ``number`` is the id's in the kernel.
 
-    __slots__ = (
-        "__weakref__",
-        "_gid_index",
-        "_qp",
-        "bound_at",
-        "cookie",
-        "dgid",
-        "held_requests",
-        "host",
-        "is_answered",
-        "is_disconnected",
-        "is_established",
-        "local_addr",
-        "local_ece",
-        "most_held",
-        "number",
-        "options",
-        "origin",
-        "owner",
-        "paths",
-        "peer_addr",
-        "peer_ece",
-        "pkey",
-        "port_num",
-        "port_space",
-        "qp_type",
-        "queue",
-        "requests_allowed",
-        "runtime",
-        "services",
-        "sgid",
-        "started",
-        "state",
-        "taken_steps",
-        "verbs",
-    )
+    The state is as far as the events that were fetched tell; the kernel's own may be ahead.
+    """
 
     def __init__(
         self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
     ) -> None:
+        super().__init__(host.runtime, owner, PortSpace(port_space), qp_type)
         self.host = host
-        self.runtime = host.runtime
-        #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
-        self.owner: Callable[[], Owner | None] = _no_owner if owner is None else weakref.ref(owner)
         #: Where its events come from.
         self.queue = queue
-        self.port_space = PortSpace(port_space)
-        #: ``enum ibv_qp_type``.
-        self.qp_type = qp_type
         #: The kernel's number of the id.
         self.number = number
         #: The number by which its events name it.
         self.cookie = next(host.cookies)
-        #: As far as the events that were fetched tell; the kernel's own may be ahead.
-        self.state = State.IDLE
-        self.options = IdOptions()
-        self.local_addr: Address | None = None
-        self.peer_addr: Address | None = None
-        self.verbs: Context | None = None
-        self.port_num = 0
         #: The row of ``sgid``; None until it is looked for.
         self._gid_index: int | None = None
-        self.sgid = self.dgid = _NO_GID
-        self.pkey = 0
-        self.paths: tuple[PathRecord, ...] = ()
-        self.services: tuple[ServiceRecord, ...] = ()
         #: The source that was asked for before resolving, and where it came from: "given" or "bound".
         self.bound_at: Address | None = None
         self.origin = "bound"
@@ -129,8 +68,6 @@ class IdState:
         self.most_held = 0
         #: When the step in progress began, in nanoseconds.
         self.started = 0
-        #: Name, nanoseconds and result of each step taken.
-        self.taken_steps: list[tuple[str, int, object]] = []
 
     @property
     def qp(self) -> QP | None:
@@ -142,10 +79,6 @@ class IdState:
         self._qp = _no_qp if qp is None else weakref.ref(qp)
 
     # -- state ----------------------------------------------------------------------------------------
-
-    def may(self, trigger: Trigger) -> bool:
-        """Whether the state allows ``trigger``."""
-        return trigger in TRANSITIONS[self.state]
 
     def move(self, trigger: Trigger) -> None:
         """Change the state, if the table has the transition; an outcome that is not in the table is ignored."""
@@ -160,12 +93,6 @@ class IdState:
         if log.enabled:
             log.ID.debug("%s: %s -> %s", str(self), self.state.name, state.name)
         self.state = state
-
-    def refuse(self, call: str) -> CmStateError:
-        """The error of a call that the state does not allow."""
-        return CmStateError(
-            refusal(self.state), f"not allowed in state {self.state.name}", call, hint=_HINTS.get(self.state)
-        )
 
     def __str__(self) -> str:
         return f"{self.port_space.name} id {self.number} {self.local_addr or '-'} -> {self.peer_addr or '-'}"
@@ -314,7 +241,3 @@ def _unset(address: Address) -> Address:
 
 def _no_qp() -> None:
     """The queue pair of an id that has none."""
-
-
-def _no_owner() -> None:
-    """The owner of an id that a request has made, until the application fetches the request."""

@@ -27,7 +27,7 @@ from rdmacm.kernel.differences import rules_of
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.id_state import IdState
-from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict, shown_path
+from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict
 from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
 from rdmacm.proto.cm.private_data import user_capacity
 from rdmacm.proto.sa import PATH_FLAGS, PathData
@@ -37,6 +37,7 @@ from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.provider.cmstate import State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.provider.multicast import GroupJoin
+from rdmacm.resolution.path import shown_path
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import EventType, QPAttrMask, QPState
 
@@ -84,8 +85,6 @@ def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: in
 
 class KernelId(IdState):
     """See the module."""
-
-    __slots__ = ("_joins", "is_passive", "rules")
 
     def __init__(
         self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int

@@ -18,8 +18,9 @@ from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution.lookup import Lookup, find
+from rdmacm.resolution.path import shown_path
 
-__all__ = ["Choice", "explain_choice", "distinct", "explain_failure", "predict", "shown_path"]
+__all__ = ["Choice", "explain_choice", "distinct", "explain_failure", "predict"]
 
 
 class Choice(NamedTuple):
@@ -130,17 +131,3 @@ def explain_failure(
         message=message or os.strerror(code),
         hint=hint,
     )
-
-
-def shown_path(path: PathRecord) -> dict[str, object]:
-    """The fields of a path record that an explanation shows."""
-    return {
-        "sgid": str(path.sgid),
-        "dgid": str(path.dgid),
-        "mtu": path.mtu_bytes,
-        **({"slid": path.slid, "dlid": path.dlid, "sl": path.sl} if path.dlid else {}),
-        "hop_limit": path.hop_limit,
-        "traffic_class": path.traffic_class,
-        "flow_label": path.flow_label,
-        "pkey": path.pkey,
-    }

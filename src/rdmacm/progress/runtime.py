@@ -104,7 +104,10 @@ _sched_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
 
 
 class Driver(Protocol):
-    """The input and output that a runtime drives. A provider attaches one with :meth:`Runtime.attach`."""
+    """The input and output that a runtime drives. A provider attaches one with :meth:`Runtime.attach`.
+
+    A subclass has the last three methods only where it does something there.
+    """
 
     def filenos(self) -> tuple[int, ...]:
         """Descriptors that poll readable when :meth:`progress` has something to do."""
@@ -120,12 +123,15 @@ class Driver(Protocol):
 
     def opened(self) -> None:
         """There is a first user: open what belongs to the calling thread's network namespace."""
+        return
 
     def released(self) -> None:
         """There is no user any more: close every descriptor."""
+        return
 
     def deadlines_changed(self) -> None:
         """The descriptors or the first deadline have changed: wake the background threads that wait for them."""
+        return
 
 
 class Runtime:

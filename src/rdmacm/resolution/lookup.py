@@ -7,6 +7,7 @@ of the next hop.
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass, field
 from socket import AF_INET, AF_INET6, inet_ntop
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -45,53 +46,31 @@ class Found(NamedTuple):
     next_hop: tuple[int, int, bytes] | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lookup:
     """The question and the results so far of one resolution of an IP address."""
 
-    __slots__ = (
-        "bound",
-        "destination",
-        "found",
-        "host",
-        "neighbour",
-        "origin",
-        "query",
-        "route",
-        "source",
-        "steps",
-        "tos",
-    )
-
-    def __init__(
-        self,
-        host: HostView,
-        destination: InetAddr,
-        source: InetAddr | None,
-        origin: str,
-        tos: int = 0,
-        bound: PortView | None = None,
-    ) -> None:
-        #: The view of the host that the resolution is made on.
-        self.host = host
-        self.destination = destination
-        #: The source address that was asked for; None or a wildcard if the route chooses it.
-        self.source = source
-        #: Where a specific source address comes from: "given" by the caller, or "bound" by the id.
-        self.origin = origin
-        #: Type of service, 8 bits.
-        self.tos = tos
-        #: The port that the id is bound to, if any.
-        self.bound = bound
-        #: None until it is found. The explanation of a failure shows it too.
-        self.route: RouteEntry | None = None
-        #: What the rules judge by; None until there is a route and a source address.
-        self.query: policy.Query | None = None
-        #: None until :func:`find` has succeeded.
-        self.found: Found | None = None
-        #: The entry of the next hop in the neighbour table; None if it has none or was not looked up.
-        self.neighbour: Neighbour | None = None
-        #: Name, nanoseconds and result of each step taken.
-        self.steps: list[tuple[str, int, str]] = []
+    #: The view of the host that the resolution is made on.
+    host: HostView
+    destination: InetAddr
+    #: The source address that was asked for; None or a wildcard if the route chooses it.
+    source: InetAddr | None
+    #: Where a specific source address comes from: "given" by the caller, or "bound" by the id.
+    origin: str
+    #: Type of service, 8 bits.
+    tos: int = 0
+    #: The port that the id is bound to, if any.
+    bound: PortView | None = None
+    #: None until it is found. The explanation of a failure shows it too.
+    route: RouteEntry | None = None
+    #: What the rules judge by; None until there is a route and a source address.
+    query: policy.Query | None = None
+    #: None until :func:`find` has succeeded.
+    found: Found | None = None
+    #: The entry of the next hop in the neighbour table; None if it has none or was not looked up.
+    neighbour: Neighbour | None = None
+    #: Name, nanoseconds and result of each step taken.
+    steps: list[tuple[str, int, str]] = field(default_factory=list)
 
     @property
     def next_hop(self) -> tuple[int, int, bytes] | None:

@@ -13,7 +13,7 @@ from rdmacm.resolution.hosts import HostView, mtu_code
 from rdmacm.resolution.lookup import Found, Lookup
 from rdmacm.verbs.enums import Mtu
 
-__all__ = ["ROCE_PACKET_LIFETIME", "PathMaker"]
+__all__ = ["ROCE_PACKET_LIFETIME", "PathMaker", "shown_path"]
 
 #: Packet lifetime exponent of RoCE paths without an ACK timeout: 4.096 µs · 2^16, a quarter of a second. Older Linux
 #: kernels have 18: then a lost packet that no later packet reveals costs two seconds.
@@ -88,3 +88,17 @@ def _path_mtu(host: HostView, found: Found) -> Mtu:
         message = f"the MTU of {name}, {limit}, is too small for RoCE"
         raise Failure(errno.EINVAL, "path", message, f"'ip link set {name} mtu 1500'")
     return min(code, active_mtu)
+
+
+def shown_path(path: PathRecord) -> dict[str, object]:
+    """The fields of a path record that an explanation shows."""
+    return {
+        "sgid": str(path.sgid),
+        "dgid": str(path.dgid),
+        "mtu": path.mtu_bytes,
+        **({"slid": path.slid, "dlid": path.dlid, "sl": path.sl} if path.dlid else {}),
+        "hop_limit": path.hop_limit,
+        "traffic_class": path.traffic_class,
+        "flow_label": path.flow_label,
+        "pkey": path.pkey,
+    }

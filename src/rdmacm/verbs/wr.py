@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from rdmacm.verbs.attr import AHAttr
@@ -101,6 +101,7 @@ class SGE:
         return f"SGE(addr=0x{self.addr:x}, length={self.length}, lkey=0x{self.lkey:x})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SendWR:
     """A send work request, ``struct ibv_send_wr``. C's field name is given where it differs.
 
@@ -127,70 +128,26 @@ class SendWR:
     - ``remote_srqn``: ``qp_type.xrc``: XRC_SEND: the number of the peer's shared receive queue (24 bits).
     """
 
-    __slots__ = (
-        "ah",
-        "bind_info",
-        "compare_add",
-        "flush_length",
-        "flush_level",
-        "flush_type",
-        "imm_data",
-        "invalidate_rkey",
-        "mw",
-        "opcode",
-        "remote_addr",
-        "remote_qkey",
-        "remote_qpn",
-        "remote_srqn",
-        "rkey",
-        "send_flags",
-        "sg",
-        "swap",
-        "wr_id",
-    )
-
-    def __init__(
-        self,
-        wr_id: int = 0,
-        opcode: WROpcode = WROpcode.SEND,
-        sg: Sequence[SGE | Buffer] = (),
-        send_flags: int = SendFlag.SIGNALED,
-        *,
-        imm_data: int = 0,
-        remote_addr: int = 0,
-        rkey: int = 0,
-        compare_add: int = 0,
-        swap: int = 0,
-        invalidate_rkey: int = 0,
-        flush_length: int = 0,
-        flush_type: int = 0,
-        flush_level: int = 0,
-        ah: AddressHandle | None = None,
-        remote_qpn: int = 0,
-        remote_qkey: int = 0,
-        mw: MemoryWindow | None = None,
-        bind_info: MWBindInfo | None = None,
-        remote_srqn: int = 0,
-    ) -> None:
-        self.wr_id = wr_id
-        self.opcode = opcode
-        self.sg = sg
-        self.send_flags = send_flags
-        self.imm_data = imm_data
-        self.remote_addr = remote_addr
-        self.rkey = rkey
-        self.compare_add = compare_add
-        self.swap = swap
-        self.invalidate_rkey = invalidate_rkey
-        self.flush_length = flush_length
-        self.flush_type = flush_type
-        self.flush_level = flush_level
-        self.ah = ah
-        self.remote_qpn = remote_qpn
-        self.remote_qkey = remote_qkey
-        self.mw = mw
-        self.bind_info = bind_info
-        self.remote_srqn = remote_srqn
+    wr_id: int = 0
+    opcode: WROpcode = WROpcode.SEND
+    sg: Sequence[SGE | Buffer] = ()
+    send_flags: int = SendFlag.SIGNALED
+    _: KW_ONLY
+    imm_data: int = 0
+    remote_addr: int = 0
+    rkey: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    invalidate_rkey: int = 0
+    flush_length: int = 0
+    flush_type: int = 0
+    flush_level: int = 0
+    ah: AddressHandle | None = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
+    mw: MemoryWindow | None = None
+    bind_info: MWBindInfo | None = None
+    remote_srqn: int = 0
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
         """Set the peer's memory of an RDMA READ or WRITE."""

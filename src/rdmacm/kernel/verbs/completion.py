@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from ctypes import addressof, byref, c_char, c_void_p
+from dataclasses import dataclass
 from socket import ntohl
 from typing import TYPE_CHECKING
 
@@ -52,73 +53,19 @@ _OPCODES = {int(opcode): opcode for opcode in WCOpcode}
 _SUCCESS = WCStatus.SUCCESS
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class KernelWC(WC):
     """A completion with what only a kernel's device has: P_Key index, LIDs, and flags that are not in ``WC``."""
 
-    __slots__ = ("_dlid_path_bits", "_flags", "_pkey_index", "_sl", "_slid")
-
-    def __init__(self, wc: WC, flags: int, pkey_index: int, slid: int, sl: int, dlid_path_bits: int) -> None:
-        super().__init__(
-            wc.wr_id,
-            wc.status,
-            wc.opcode,
-            wc.byte_len,
-            wc.imm_data,
-            wc.invalidated_rkey,
-            wc.solicited,
-            wc.qp_num,
-            wc.src_qp,
-            wc.has_grh,
-            wc.vendor_err,
-        )
-        self._flags = flags
-        self._pkey_index = pkey_index
-        self._slid = slid
-        self._sl = sl
-        self._dlid_path_bits = dlid_path_bits
-
-    @property
-    def pkey_index(self) -> int:
-        """Datagrams: the row of the P_Key table."""
-        return self._pkey_index
-
-    @property
-    def slid(self) -> int:
-        """Datagrams on InfiniBand: the sender's LID."""
-        return self._slid
-
-    @property
-    def sl(self) -> int:
-        """Datagrams on InfiniBand: the service level."""
-        return self._sl
-
-    @property
-    def dlid_path_bits(self) -> int:
-        """Datagrams on InfiniBand: the low bits of the destination's LID."""
-        return self._dlid_path_bits
-
-    @property
-    def wc_flags(self) -> WCFlag:
-        """``ibv_wc.wc_flags``."""
-        return WCFlag(self._flags)
+    pkey_index: int = 0
+    slid: int = 0
+    sl: int = 0
+    dlid_path_bits: int = 0
+    wc_flags: WCFlag = WCFlag(0)  # noqa: RUF009 (immutable)
 
 
 class KernelChannel:
     """See :class:`rdmacm.verbs.backend.ChannelBackend`. ``get`` and ``fileno`` are not used of the device's own."""
-
-    __slots__ = (
-        "__weakref__",
-        "_closed",
-        "_cq",
-        "_cqs",
-        "_events",
-        "_is_forgotten",
-        "_opened",
-        "_pollable",
-        "_unused",
-        "address",
-        "fd",
-    )
 
     def __init__(self, opened: OpenedDevice) -> None:
         self._opened = opened
@@ -255,27 +202,6 @@ class _Buffer:
 class KernelCQ:
     """See :class:`rdmacm.verbs.backend.CQBackend`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_armed",
-        "_buffers",
-        "_channel",
-        "_empty_polls",
-        "_fetched",
-        "_is_armed_inside",
-        "_is_destroyed",
-        "_may_be_reported",
-        "_notify",
-        "_opened",
-        "_overrun",
-        "_poll",
-        "_waiting",
-        "address",
-        "async_events",
-        "cqe",
-        "owner",
-    )
-
     def __init__(
         self,
         opened: OpenedDevice,
@@ -395,7 +321,8 @@ class KernelCQ:
             flags ^= _IP_CSUM_OK | _WITH_INV  # rdma_rxe passes on the kernel's flag of that name
         if qp is None or not qp.is_datagram:
             flags &= ~_GRH  # rdma_rxe sets it for every receive
-        wc = WC(
+        has_more = flags & _IP_CSUM_OK or pkey_index or slid or sl or dlid_path_bits
+        wc = (KernelWC if has_more else WC)(
             wr_id,
             _SUCCESS,
             kind,
@@ -407,8 +334,9 @@ class KernelCQ:
             src_qp,
             bool(flags & _GRH),
         )
-        if flags & _IP_CSUM_OK or pkey_index or slid or sl or dlid_path_bits:
-            return KernelWC(wc, flags, pkey_index, slid, sl, dlid_path_bits)
+        if isinstance(wc, KernelWC):
+            wc.pkey_index, wc.slid, wc.sl, wc.dlid_path_bits = pkey_index, slid, sl, dlid_path_bits
+            wc.wc_flags = WCFlag(flags)
         return wc
 
     def _refuse(self, result: int) -> None:

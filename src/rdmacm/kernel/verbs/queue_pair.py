@@ -64,24 +64,6 @@ class KernelQP:
     #: Every request is checked first.
     core: WorkTaker | None = None
 
-    __slots__ = (
-        *("__weakref__", "_ahs", "_cap", "_cqs", "_is_xrc", "_needs", "_opened", "_pd", "_post_recv"),
-        *(
-            "_post_send",
-            "_qp_type",
-            "_recvs",
-            "_sends",
-            "_state",
-            "_windows",
-            "address",
-            "async_events",
-            "copies",
-            "extended",
-            "is_datagram",
-            "qp_num",
-        ),
-    )
-
     def __init__(
         self,
         opened: OpenedDevice,
@@ -419,11 +401,6 @@ class KernelQP:
 
 class KernelSRQ:
     """See :class:`rdmacm.verbs.backend.SRQBackend`, and with ``srq_num`` ``XrcSRQBackend``."""
-
-    __slots__ = (
-        *("__weakref__", "_needs", "_opened", "_post", "_recvs", "address", "async_events", "srq_num"),
-        *("_limit", "_max_sge", "_max_wr"),
-    )
 
     def __init__(
         self, opened: OpenedDevice, address: int, attr: SrqAttr, needs: tuple[object, ...], srq_num: int = 0

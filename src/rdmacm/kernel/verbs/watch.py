@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sized
 
-from rdmacm.progress.runtime import Runtime
+from rdmacm.progress.runtime import Driver, Runtime
 
 __all__ = ["Watch", "runtime"]
 
@@ -22,8 +22,8 @@ __all__ = ["Watch", "runtime"]
 _MOST_EVENTS = 64
 
 
-class Watch:
-    """A driver of a runtime (:class:`rdmacm.progress.runtime.Driver`): descriptors, and what reads them.
+class Watch(Driver):
+    """A driver of a runtime: descriptors, and what reads them.
 
     Every method is called with the runtime's lock held.
     """
@@ -72,15 +72,6 @@ class Watch:
     def poll(self, now: float, result_queue: Sized) -> bool:  # noqa: ARG002
         """Nothing is received here. True: a waiting thread looks at its completion queue for a moment first."""
         return True
-
-    def opened(self) -> None:
-        pass
-
-    def released(self) -> None:
-        pass
-
-    def deadlines_changed(self) -> None:
-        pass
 
     def abandon(self) -> None:
         """In a child of fork(2): close the child's descriptor, and leave the parent's registrations as they are."""

@@ -5,14 +5,13 @@ counts its 20 bytes of header too. A :class:`Sender` segments a response, a :cla
 no clock and no socket, do not grow without bounds, and raise no exception for what the other end sends.
 """
 
-from __future__ import annotations
-
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Annotated
 
-from rdmacm.proto.wire import Buffer, WireError
+from rdmacm.proto.layout import Packed, bits, laid_out
+from rdmacm.proto.wire import Buffer
 
 __all__ = [
     "NO_RMPP",
@@ -34,7 +33,6 @@ SA_HEADER_SIZE = 20
 
 HEADER_SIZE = 12
 VERSION = 1
-_HEADER = struct.Struct("!BBBBII")
 
 #: The most segments that are sent without an ACK, whatever window the receiver announces. Linux's value.
 WINDOW = 64
@@ -100,7 +98,8 @@ def describe_rmpp(status: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RmppHeader:
+@laid_out(HEADER_SIZE)
+class RmppHeader(Packed):
     """The 12 bytes after the header of a MAD.
 
     ``version`` is 1, or 0 without RMPP. ``type`` (:class:`RmppType`), ``flags`` (:class:`RmppFlag`) and ``status``
@@ -110,32 +109,13 @@ class RmppHeader:
     all segments, or 0), or in an ACK the last segment of the new window.
     """
 
-    version: int = 0
-    type: int = RmppType.NONE
-    response_time: int = 0
-    flags: int = 0
-    status: int = 0
-    segment: int = 0
-    length: int = 0
-
-    def pack(self) -> bytes:
-        """The bytes on the wire; ValueError for a field out of range."""
-        if not (0 <= self.response_time < 32 and 0 <= self.flags < 8):
-            raise ValueError("response time or flags of the RMPP header are out of range")
-        try:
-            return _HEADER.pack(
-                self.version, self.type, self.response_time << 3 | self.flags, self.status, self.segment, self.length
-            )
-        except struct.error as problem:
-            raise ValueError(f"a field of the RMPP header is out of range: {problem}") from None
-
-    @classmethod
-    def unpack(cls, data: Buffer) -> RmppHeader:
-        """The header in 12 bytes; WireError for another length."""
-        if len(data) != HEADER_SIZE:
-            raise WireError(f"an RMPP header has {HEADER_SIZE} bytes, not {len(data)}")
-        version, kind, flags, status, segment, length = _HEADER.unpack(data)
-        return cls(version, kind, flags >> 3, flags & 7, status, segment, length)
+    version: Annotated[int, bits(0, 8)] = 0
+    type: Annotated[int, bits(1, 8)] = RmppType.NONE
+    response_time: Annotated[int, bits(2, 5)] = 0
+    flags: Annotated[int, bits(2, 3, before=5)] = 0
+    status: Annotated[int, bits(3, 8)] = 0
+    segment: Annotated[int, bits(4, 32)] = 0
+    length: Annotated[int, bits(8, 32)] = 0
 
     @property
     def is_active(self) -> bool:
@@ -170,18 +150,6 @@ class Receiver:
     bytes; ``window`` is the number of segments the sender may send without an ACK. ``error`` is the status of a
     transfer that failed, else None. ``data`` is the response once ``is_complete``.
     """
-
-    __slots__ = (
-        "_in_order",
-        "_last",
-        "_parts",
-        "_window_end",
-        "_window",
-        "deadline",
-        "dropped",
-        "error",
-        "max_size",
-    )
 
     def __init__(self, deadline: float, *, max_size: int = 8 << 20, window: int = WINDOW) -> None:
         self.deadline = deadline
@@ -308,23 +276,6 @@ class Sender:
     Segments that are not acknowledged within ``timeout`` seconds are sent again, at most ``retries`` times in a row.
     After ``total_time`` seconds the transfer fails. ``error`` is the status of a transfer that failed, else None.
     """
-
-    __slots__ = (
-        "_acked",
-        "_count",
-        "_data",
-        "_deadline",
-        "_next",
-        "_outbox",
-        "_resend_at",
-        "_retries",
-        "_sent",
-        "_timeout",
-        "_retries_left",
-        "_window_end",
-        "dropped",
-        "error",
-    )
 
     def __init__(
         self, data: Buffer, now: float, *, timeout: float = 0.5, retries: int = 7, total_time: float = 30.0

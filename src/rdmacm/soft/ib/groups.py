@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -224,12 +225,7 @@ class PortJoin:
 
     def lost(self, reason: str) -> None:
         """The port is no longer a member. Leaving tells the administrator nothing then."""
-        if self._membership is not None:
-            joins, membership = self._groups.joins, self._membership
-            self._membership = None
-            joins[membership] -= 1
-            if joins[membership] <= 0:
-                del joins[membership]
+        self._discount()
         hint = "leaving the group, and joining again"
         self._done(None, Failure(errno.ENETRESET, "group", f"the membership is lost: {reason}", hint))
 
@@ -248,19 +244,24 @@ class PortJoin:
         self._membership = mgid, self._request.state
         self._groups.joins[self._membership] += 1
 
-    def _release(self) -> None:
+    def _discount(self) -> bool:
+        """Count the membership no longer; whether it was the last one."""
         if self._membership is None:
-            return
+            return False
         joins, membership = self._groups.joins, self._membership
         self._membership = None
         joins[membership] -= 1
-        if joins[membership] <= 0:
-            del joins[membership]
+        if joins[membership] > 0:
+            return False
+        del joins[membership]
+        return True
+
+    def _release(self) -> None:
+        membership = self._membership
+        if membership is not None and self._discount():
             fields = {"mgid": membership[0], "port_gid": self._request.port_gid, "join_state": int(membership[1])}
-            try:
+            with suppress(OSError):  # no administrator is known any more
                 self._groups.sa.change_member(self.port, SaMethod.DELETE, _TIMEOUT, _ignore, fields)
-            except OSError:  # no administrator is known any more
-                return
 
 
 def _ignore(found: tuple[MCMemberRecord, ...], failure: Failure | None) -> None:

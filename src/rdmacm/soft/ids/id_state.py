@@ -7,127 +7,57 @@ An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves a
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, InetAddr, SockAddrIB
 from rdmacm.capabilities import INFINIBAND, SOFT, Feature
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmStateError, Failure
+from rdmacm.errors import Failure
 from rdmacm.explanation import Explanation, Step
 from rdmacm.net.types import Neighbour
-from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import IdOptions, Owner, QueuedEvent, log
-from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
+from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import ConnParam, UdParam
+from rdmacm.provider.idstate import NO_GID, CommonIdState
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.event_queue import PendingRequest, SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
-from rdmacm.verbs.device import Context, GidEntry
+from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer
 
 __all__ = ["IdState", "explain_failure", "family_of", "host_of", "steps_of", "wildcard_of"]
-
-_NO_GID = Gid()
-
-#: What to do about a call that the state does not allow.
-_HINTS = {
-    State.DEVICE_REMOVAL: "destroy the id and start over",
-    State.IDLE: "bind_addr() or resolve_addr() first",
-    State.ADDR_BOUND: "resolve_addr() first",
-    State.ADDR_QUERY: "wait for ADDR_RESOLVED or ADDR_ERROR",
-    State.ROUTE_QUERY: "wait for ROUTE_RESOLVED or ROUTE_ERROR",
-}
 
 #: The order of the steps in an explanation; others come last.
 _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 
 
-class IdState:
+class IdState(CommonIdState):
     """See the module. Used with the runtime's lock held; the state changes by :mod:`rdmacm.provider.cmstate` alone."""
 
-    __slots__ = (
-        "__weakref__",
-        "dgid",
-        "gid_index",
-        "host",
-        "local_addr",
-        "lookup",
-        "options",
-        "owner",
-        "paths",
-        "peer_addr",
-        "pkey",
-        "port_num",
-        "port_owner",
-        "port_space",
-        "port_view",
-        "qkey",
-        "qp_type",
-        "queue",
-        "runtime",
-        "services",
-        "sgid",
-        "state",
-        "taken_steps",
-        "verbs",
-    )
+    __slots__ = ("gid_index", "host", "lookup", "port_owner", "port_view", "qkey", "queue")
 
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
+        space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
+        super().__init__(host.runtime, owner, space, qp_type)
         self.host = host
-        #: The runtime of the host.
-        self.runtime = host.runtime
-        #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
-        self.owner: Callable[[], Owner | None] = _no_owner if owner is None else weakref.ref(owner)
         #: Where the events go.
         self.queue = queue
-        #: The port space of the id's port number and service ids.
-        self.port_space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
-        #: ``enum ibv_qp_type``.
-        self.qp_type = qp_type
-        #: Changed by :meth:`move`.
-        self.state = State.IDLE
-        #: The options of rdma_set_option(3).
-        self.options = IdOptions()
-        #: The source address; None until bound.
-        self.local_addr: Address | None = None
         #: The last address resolution, finished or not; None before the first.
         self.lookup: AddressLookup | None = None
-        #: The destination, or the peer of a request.
-        self.peer_addr: Address | None = None
         #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
         self.port_view: PortView | None = None
-        #: The open device of that port.
-        self.verbs: Context | None = None
-        #: The port's number, from 1; 0 while the id is bound to none.
-        self.port_num = 0
         #: The row of ``sgid`` in the port's GID table.
         self.gid_index = 0
-        #: The GIDs of this side and the peer; the zero GID until known.
-        self.sgid = self.dgid = _NO_GID
-        #: The P_Key, 16 bits; 0 while the id is bound to no port.
-        self.pkey = 0
         #: The Q_Key of a datagram id, 0 while it has none.
         self.qkey = 0
-        #: The primary path, then the alternate one if there is one.
-        self.paths: tuple[PathRecord, ...] = ()
-        #: The result of :meth:`rdmacm.provider.IdBackend.resolve_service`.
-        self.services: tuple[ServiceRecord, ...] = ()
         #: The id's entry in the port table.
         self.port_owner: PortOwner | None = None
-        #: Name, nanoseconds and result of each step taken; the result is formatted only when a user asks for it.
-        self.taken_steps: list[tuple[str, int, object]] = []
 
     # -- state ----------------------------------------------------------------------------------------
-
-    def may(self, trigger: Trigger) -> bool:
-        """Whether the state allows ``trigger``."""
-        return trigger in TRANSITIONS[self.state]
 
     def require(self, trigger: Trigger) -> None:
         """Raise CmStateError unless the state allows the call."""
@@ -150,12 +80,6 @@ class IdState:
         self.state = State.CONNECT
         if log.enabled:
             log.ID.debug("%s: CONNECT by a request of the peer", str(self))
-
-    def refuse(self, call: str) -> CmStateError:
-        """The error of a call that the state does not allow."""
-        return CmStateError(
-            refusal(self.state), f"not allowed in state {self.state.name}", call, hint=_HINTS.get(self.state)
-        )
 
     @property
     def is_infiniband(self) -> bool:
@@ -233,7 +157,7 @@ class IdState:
             self.host.detach(self, self.port_view)
         self.port_view = self.verbs = None
         self.port_num = self.gid_index = self.pkey = 0
-        self.sgid = _NO_GID
+        self.sgid = NO_GID
 
     def resolve_gids(self) -> None:
         """Resolve AF_IB addresses from now on."""
@@ -278,10 +202,6 @@ def explain_failure(core: IdState, lookup: AddressLookup, failure: Failure) -> E
     """The explanation of a failed address resolution, which begins with the id's binding."""
     bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in core.taken_steps if name == "bind")
     return lookup.explain(None, failure, bind)
-
-
-def _no_owner() -> None:
-    """The owner of an id that a request has made, until the application fetches the request."""
 
 
 def family_of(address: Address) -> int:

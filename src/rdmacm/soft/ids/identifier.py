@@ -27,6 +27,7 @@ from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.provider.cmstate import State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
+from rdmacm.resolution.path import shown_path
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
@@ -240,17 +241,7 @@ class SoftId(IdState):
             path = self.paths[0] if self.paths else None
             if path is None:
                 return lookup.explain(None, None).replace(steps=self.steps)
-            shown = {
-                "sgid": str(path.sgid),
-                "dgid": str(path.dgid),
-                "mtu": path.mtu_bytes,
-                **({"slid": path.slid, "dlid": path.dlid, "sl": path.sl} if path.dlid else {}),
-                "hop_limit": path.hop_limit,
-                "traffic_class": path.traffic_class,
-                "flow_label": path.flow_label,
-                "pkey": path.pkey,
-            }
-            return lookup.explain(None, None).replace(steps=self.steps, path=shown)
+            return lookup.explain(None, None).replace(steps=self.steps, path=shown_path(path))
 
     # -- options, migration, changes of the device ----------------------------------------------------
 
