@@ -146,9 +146,9 @@ struct made {
     PyObject *bytes;
     Py_ssize_t segment;
 };
-/* Add those of `built` to `made`, which has `count`. To make bytes runs no other code, so the mutex may be held. False
- * without memory. */
-bool copy_datagrams(PyObject *route, struct made *made, size_t *count);
+/* Copy those of `built`; return how many, with an exception if that is not all. To make bytes runs no other code, so the
+ * mutex may be held. */
+size_t copy_datagrams(PyObject *route, struct made *made);
 /* A list of ([bytes], segment), or of (route, [bytes], segment), if these are all of them. Their references end. */
 PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete);
 

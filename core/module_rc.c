@@ -187,14 +187,16 @@ static PyObject *join_pieces(const struct rdmacm_datagram *datagram) {
     return bytes;
 }
 
-bool copy_datagrams(PyObject *route, struct made *made, size_t *count) {
-    for (size_t i = 0; i < built.datagrams_count; i++) {
-        PyObject *bytes = join_pieces(&built.datagrams[i]);
-        if (!bytes)
-            return false;
-        made[(*count)++] = (struct made){Py_XNewRef(route), bytes, (Py_ssize_t)built.datagrams[i].segment};
+size_t copy_datagrams(PyObject *route, struct made *made) {
+    size_t done = 0;
+    for (; done < built.datagrams_count; done++) {
+        made[done].bytes = join_pieces(&built.datagrams[done]);
+        if (!made[done].bytes)
+            break;
+        made[done].route = Py_XNewRef(route);
+        made[done].segment = (Py_ssize_t)built.datagrams[done].segment;
     }
-    return true;
+    return done;
 }
 
 PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete) {
@@ -244,11 +246,11 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
     if (!self->rc.core_owns_queues)
         Py_RETURN_NONE;
     struct made made[RDMACM_BUILD_LIMIT + 2];
-    size_t count = 0;
     bool is_entered = enter_shared(&self->is_shared);
     bool is_built =
         rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
-    bool is_complete = is_built && copy_datagrams(NULL, made, &count);
+    size_t count = is_built ? copy_datagrams(NULL, made) : 0;
+    bool is_complete = count == built.datagrams_count;
     leave_shared(is_entered);
     return is_built ? list_datagrams(made, count, is_complete) : Py_NewRef(Py_None);
 }

@@ -206,7 +206,9 @@ static bool make_datagrams(struct rdmacm_ud *ud, size_t limit, size_t train, str
         if (!route || ((struct pin *)RDMACM_RING_AT(ud, sends, 0)->pin)->route) /* a Route is for sockets */
             break;
         left -= rdmacm_ud_build(ud, &built, left, train);
-        if (!copy_datagrams(route, made, count))
+        size_t copied = copy_datagrams(route, made + *count);
+        *count += copied;
+        if (copied < built.datagrams_count)
             return false;
     }
     return true;
