@@ -150,6 +150,22 @@ uint32_t rdmacm_flow_start(const struct rdmacm_flow *flow, size_t length, uint16
     return start;
 }
 
+int32_t rdmacm_flow_identify(const struct rdmacm_flow *flow, const uint8_t *data, size_t size, uint16_t guess) {
+    static const uint8_t masked = 0;
+    uint32_t crc = rdmacm_flow_start(flow, size, guess);
+    if (!data[4] && data[0] != RDMACM_FLUSH)
+        return rdmacm_flow_solve(flow, rdmacm_crc32(crc, data, size), size, guess);
+    /* Byte 4 counts as ones, which the start has for 0; only FECN, BECN and the bits after them give it another value. */
+    size_t covered = size - RDMACM_ICRC_LENGTH;
+    crc = rdmacm_crc32(rdmacm_crc32(crc, data, 4), &masked, 1);
+    crc = rdmacm_crc32(crc, data + 5, covered - 5);
+    int32_t found = rdmacm_flow_solve(flow, rdmacm_crc32(crc, data + covered, RDMACM_ICRC_LENGTH), size, guess);
+    if (found >= 0 || data[0] != RDMACM_FLUSH)
+        return found;
+    /* rxe runs its CRC over the packet twice, the second time without the mask. */
+    return rdmacm_flow_solve(flow, rdmacm_crc32(crc, data, size), 2 * size - RDMACM_ICRC_LENGTH, guess);
+}
+
 int32_t rdmacm_flow_solve(const struct rdmacm_flow *flow, uint32_t crc, size_t length, uint16_t guess) {
     if (crc == RDMACM_RESIDUE)
         return guess;

@@ -80,29 +80,23 @@ bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow
     return true;
 }
 
-bool rdmacm_is_damaged(const struct rdmacm_flow *flow, uint8_t *data, size_t size, uint16_t guess) {
-    uint8_t kept = data[4];
-    data[4] = 0; /* the start of the CRC has ones for it */
-    uint32_t start = rdmacm_flow_start(flow, size, guess);
-    uint32_t crc = rdmacm_crc32(start, data, size);
-    bool is_right = rdmacm_flow_solve(flow, crc, size, guess) >= 0;
-    if (!is_right && data[0] == RDMACM_FLUSH) { /* rxe runs its CRC over the packet twice */
-        crc = rdmacm_crc32(start, data, size - RDMACM_ICRC_LENGTH);
-        data[4] = kept;
-        crc = rdmacm_crc32(crc, data, size);
-        is_right = rdmacm_flow_solve(flow, crc, 2 * size - RDMACM_ICRC_LENGTH, guess) >= 0;
-    }
-    data[4] = kept;
-    return !is_right;
-}
-
-static void refuse(struct rdmacm_wire *wire, struct rdmacm_known *known, enum rdmacm_refusal reason) {
-    known->refused[reason]++;
+static void refuse(struct rdmacm_wire *wire, struct rdmacm_known *known, enum rdmacm_refusal reason,
+                   unsigned long count) {
+    known->refused[reason] += count;
     if (!known->is_listed) {
         known->is_listed = true;
         known->next = wire->refusing;
         wire->refusing = known;
     }
+}
+
+void rdmacm_wire_count_refused(struct rdmacm_conn *conn) {
+    struct rdmacm_rc *rc = conn->rc;
+    for (enum rdmacm_refusal reason = 0; reason < RDMACM_REFUSALS; reason++)
+        if (rc->refused[reason])
+            refuse(conn->wire, conn->known, reason, rc->refused[reason]);
+    memset(rc->refused, 0, sizeof rc->refused);
+    rc->has_refused = false;
 }
 
 static bool is_own_slot(const struct rdmacm_wire *wire, uint32_t slot) {
@@ -125,8 +119,8 @@ static enum rdmacm_stray judge_unknown(const struct rdmacm_wire *wire, uint32_t 
 }
 
 /* Why a queue pair refuses a packet that has reached it. */
-static enum rdmacm_refusal refusal(struct rdmacm_known *known, const struct rdmacm_received *from, uint8_t *data,
-                                   size_t size) {
+static enum rdmacm_refusal refusal(struct rdmacm_known *known, const struct rdmacm_received *from,
+                                   const uint8_t *data, size_t size) {
     const struct rdmacm_conn *conn = known->conn;
     struct rdmacm_flow flow;
     if (!rdmacm_flow_of(from, &flow))
@@ -135,7 +129,7 @@ static enum rdmacm_refusal refusal(struct rdmacm_known *known, const struct rdma
         return rdmacm_rc_refuses(conn->rc, &flow, data, size);
     if (conn && conn->ud)
         return rdmacm_ud_refuses(conn->ud->ud, &flow, data, size);
-    return rdmacm_is_damaged(&flow, data, size, 0) ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
+    return rdmacm_flow_identify(&flow, data, size, 0) < 0 ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
 }
 
 bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_known *known) {
@@ -165,6 +159,6 @@ enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdm
     enum rdmacm_refusal reason = known ? refusal(known, from, wire->buffer + at, size) : RDMACM_NOT_REFUSED;
     if (reason == RDMACM_NOT_REFUSED)
         return RDMACM_KEPT;
-    refuse(wire, known, reason);
+    refuse(wire, known, reason, 1);
     return RDMACM_REFUSED;
 }

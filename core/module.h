@@ -11,22 +11,28 @@
 
 #define MODULE_NAME "rdmacm.proto._core"
 
-/* What keeps a buffer alive. */
+/* What keeps an element of memory alive: a region, or a buffer. */
+struct hold {
+    struct pin *region; /* NULL: the buffer */
+    Py_buffer view;
+};
+
+/* What keeps the memory of a request, or of a region, alive. */
 struct pin {
     struct rdmacm_pin link;
-    PyObject *owner;     /* the SendWork or RecvWork of a request, the protection domain of a region; NULL: see wr_id */
-    PyObject *wr_id;     /* of a request that was made of the user's directly, without such an object */
-    struct pin *region; /* the region whose memory such a request uses, or NULL */
-    PyObject *route;     /* of a datagram that was posted so: its Route; else NULL */
-    size_t uses;         /* of a region: itself, and the requests that use it */
-    Py_buffer view;
-    bool has_view;
+    PyObject *owner; /* the SendWork or RecvWork of a request, the protection domain of a region; NULL: see wr_id */
+    PyObject *wr_id; /* of a request that was made of the user's directly, without such an object */
+    PyObject *route; /* of a datagram that was posted so: its Route; else NULL */
+    size_t uses;     /* of a region: itself, and the requests that use it */
     bool unsignaled; /* whether its success makes no completion, as its maker has asked */
+    struct rdmacm_memory memory;
+    struct rdmacm_element *elements; /* those of `memory`, behind the holds */
+    struct hold holds[];             /* one for each */
 };
 
 typedef struct {
     PyObject_HEAD
-    struct rdmacm_table regions; /* of struct rdmacm_region */
+    struct rdmacm_regions regions;
 } Regions;
 
 typedef struct {
@@ -121,18 +127,22 @@ extern PyObject *unsignaled_class;
 /* That of address handles. */
 extern PyObject *ah_class;
 
-/* The pin of an owner and of a buffer, which may be NULL. NULL with an exception. */
-struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags);
+/* A pin that has no memory yet, and room for `most` elements. NULL with an exception. */
+struct pin *make_pin(PyObject *owner, size_t most);
+/* Add a buffer. False with an exception. */
+bool pin_buffer(struct pin *pin, PyObject *exporter, int flags);
+/* Add memory of a region. */
+void pin_region(struct pin *pin, struct pin *region, uint8_t *data, uint32_t length, uint32_t lkey);
 void drop_pin(void *pin);
-/* That of a request with at most one segment; NULL without an exception where the core does not take it. */
-struct pin *pin_segment(PyObject *work, int flags);
+/* That of a request with `segments`; NULL without an exception where the core does not take it. */
+struct pin *pin_segments(PyObject *work, int flags);
 /* Drop the pin of a request that was refused. Whether it was kept. */
 bool keep_pin(struct pin *pin, bool is_kept);
 /* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not
  * survive. A buffer that is in use is kept instead, and so is what it refers to. */
 static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)pin)->owner; }
-/* Its buffer as the engine has it: a tuple of one view, or of none. */
-PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length);
+/* Its memory as the engine in Python has it: a tuple of views. */
+PyObject *segments_of(const struct pin *pin);
 /* The SendWork of a request, and the RecvWork of a receive: a new reference. */
 PyObject *work_of_send(const struct rdmacm_send *send);
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
@@ -160,6 +170,8 @@ bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size
 /* The number that its request was posted with: a new reference. */
 PyObject *wr_id_of(const struct pin *pin);
 
+/* Names in EngineCounters.dropped. */
+extern const char *const refusal_names[RDMACM_REFUSALS];
 /* As RcCore.core_take_counts() returns them. */
 PyObject *list_counts(const struct rdmacm_counts *counts);
 /* Take those of a queue pair. The mutex is held. */
@@ -169,10 +181,11 @@ void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *counts);
 
 /* What a queue pair allows. */
 struct rules {
-    const struct rdmacm_table *regions;
+    const struct rdmacm_regions *regions;
     uint64_t pd;
     size_t max_send_wr, max_recv_wr, max_inline;
-    bool has_send_sge, has_recv_sge, signals_all;
+    size_t max_send_sge, max_recv_sge;
+    bool signals_all;
 };
 
 /* Local memory as a request names it: a part of a region, or bytes that cannot change. */
@@ -184,9 +197,10 @@ struct local {
 /* A SendWR, or a RecvWR without opcode and flags. */
 struct request {
     uint64_t opcode, flags;
-    bool has_element;
-    struct local local;
-    PyObject *element, *wr_id;
+    PyObject *wr_id;
+    size_t count; /* of its elements */
+    struct local locals[RDMACM_MOST_ELEMENTS];
+    PyObject *elements[RDMACM_MOST_ELEMENTS];
 };
 
 /* A number. False where it is none, negative, or larger than `most`. */
@@ -201,15 +215,15 @@ bool parse_send(PyObject *object, struct request *request);
 bool parse_recv(PyObject *object, struct request *request);
 void end_request(struct request *request);
 /* What the flags of a request of the send queue mean. False if it is not one of those that the core takes. */
-bool parse_flags(const struct rules *rules, uint64_t flags, bool has_element, bool *solicited, bool *unsignaled);
+bool parse_flags(const struct rules *rules, uint64_t flags, size_t elements, bool *solicited, bool *unsignaled);
 /* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local);
-/* Find the buffer of a request of the send queue, and make its pin. NULL if the core does not take it. */
-struct pin *pin_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
-                       bool is_written, uint8_t **data, uint32_t *length);
+/* Find the memory of a request of the send queue, which has `count` elements, and make its pin. NULL if the core does not
+ * take it. */
+struct pin *pin_data(const struct rules *rules, PyObject *wr_id, const struct local *locals, size_t count,
+                     uint64_t flags, bool is_written);
 /* The same of a receive. */
-struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
-                          struct rdmacm_recv *recv);
+struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct local *locals, size_t count);
 typedef struct queue_pair QueuePair;
 
 /* Post a request, or the first ones of a list; return how many. */
@@ -275,10 +289,11 @@ void queue_pair_dealloc(QueuePair *self);
 
 /* The names of attributes: `names.addr` is a string, and so on. */
 #define FOR_NAMES(DO)                                                                                                  \
-    DO(_closed) DO(addr) DO(ah) DO(base) DO(core_route) DO(dest_qpn) DO(fence) DO(first_psn) DO(icrc) DO(imm)          \
-    DO(imm_data) DO(is_ipv6) DO(last_psn) DO(length) DO(lkey) DO(opcode) DO(pd) DO(qkey) DO(qp_num)                    \
-    DO(received_bytes) DO(remote_addr) DO(remote_qkey) DO(remote_qpn) DO(requested_packets) DO(rkey) DO(route)         \
-    DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(work) DO(wr_id)
+    DO(_closed) DO(addr) DO(ah) DO(base) DO(compare_add) DO(core_route) DO(dest_qpn) DO(fence) DO(first_psn) DO(flush)  \
+    DO(had_icrc_twice) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(last_psn) DO(length) DO(lkey)  \
+    DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(received_bytes) DO(remote_addr) DO(remote_qkey) DO(remote_qpn)            \
+    DO(requested_packets) DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(swap)    \
+    DO(work) DO(wr_id)
 #define DECLARE_NAME(name) PyObject *name;
 extern struct names {
     FOR_NAMES(DECLARE_NAME)
@@ -300,8 +315,6 @@ void free_object(PyObject *self);
 void append(PyObject **list, PyObject *item);
 /* What a function returns that has taken a request, or has not. NULL with an exception that it has left. */
 PyObject *answer(bool is_done);
-/* A receive into the buffer of a pin. */
-struct rdmacm_recv recv_of(struct pin *pin);
 /* The __slots__ of the base class of an engine are its fields, so that a class above it does not make slots of its own
  * for them. False with an exception. */
 bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets);

@@ -12,23 +12,45 @@ typedef struct {
 
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
 static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
-                       bool has_element) {
+                       size_t elements) {
+    if (!rdmacm_rc_has(opcode))
+        return false;
+    uint8_t kind = rdmacm_request_types[opcode].flags;
+    bool is_known = kind & (RDMACM_IS_DATA | RDMACM_IS_READ | RDMACM_IS_ATOMIC);
     send->opcode = (uint8_t)opcode;
-    return rdmacm_rc_has(opcode) && !(opcode == RDMACM_WR_READ && flags & RDMACM_FLAG_INLINE) &&
-           parse_flags(rules, flags, has_element, &send->solicited, &send->unsignaled);
+    send->fence = flags & RDMACM_FLAG_FENCE;
+    return is_known && (kind & RDMACM_IS_DATA || !(flags & RDMACM_FLAG_INLINE)) &&
+           parse_flags(rules, flags & ~(uint64_t)RDMACM_FLAG_FENCE, elements, &send->solicited, &send->unsignaled);
+}
+
+/* Read the fields that an opcode has. */
+static bool read_fields(PyObject *object, struct rdmacm_send *send) {
+    uint8_t kind = rdmacm_request_types[send->opcode].flags, word = rdmacm_request_types[send->opcode].word_kind;
+    bool is_send = kind & RDMACM_IS_DATA && !(kind & RDMACM_IS_WRITE);
+    if (!is_send && !(read_number(object, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
+                      read_uint32(object, names.rkey, UINT32_MAX, &send->rkey)))
+        return false;
+    if (word && !read_uint32(object, word == RDMACM_IMMEDIATE ? names.imm_data : names.invalidate_rkey, UINT32_MAX,
+                             &send->word))
+        return false;
+    return !(kind & RDMACM_IS_ATOMIC) || (!(send->remote_addr % 8) &&
+                                          read_number(object, names.compare_add, UINT64_MAX, &send->compare_add) &&
+                                          read_number(object, names.swap, UINT64_MAX, &send->swap));
 }
 
 /* Queue a request. False, with nothing done, if it is not one of those that the core takes. */
-static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *local, uint64_t flags,
+static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *locals, size_t count, uint64_t flags,
                        struct rdmacm_send *send) {
-    bool is_written = send->opcode == RDMACM_WR_READ;
-    struct pin *pin = pin_data(&self->rules, wr_id, local, flags, is_written, &send->data, &send->length);
+    uint8_t kind = rdmacm_request_types[send->opcode].flags;
+    struct pin *pin =
+        pin_data(&self->rules, wr_id, locals, count, flags, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC));
     if (!pin)
         return false;
     pin->unsignaled = send->unsignaled;
     send->pin = pin;
+    send->memory = pin->memory;
     enter_core();
-    bool done = rdmacm_rc_post_send(self->conn->rc, send);
+    bool done = !(kind & RDMACM_IS_ATOMIC && send->memory.length != 8) && rdmacm_rc_post_send(self->conn->rc, send);
     rdmacm_leave();
     return keep_pin(pin, done);
 }
@@ -38,13 +60,16 @@ static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
     struct rdmacm_send send = {0};
     bool done = parse_send(object, &request) &&
-                begin_send(&self->rules, &send, request.opcode, request.flags, request.has_element);
-    if (done && request.opcode != RDMACM_WR_SEND)
-        done = read_number(object, names.remote_addr, UINT64_MAX, &send.remote_addr) &&
-               read_uint32(object, names.rkey, UINT32_MAX, &send.rkey);
-    done = done && queue_send(self, request.wr_id, request.has_element ? &request.local : NULL, request.flags, &send);
+                begin_send(&self->rules, &send, request.opcode, request.flags, request.count) &&
+                read_fields(object, &send) &&
+                queue_send(self, request.wr_id, request.locals, request.count, request.flags, &send);
     end_request(&request);
     return done;
+}
+
+/* Whether part of an MR, or bytes, and the memory of the peer are all that a request has. */
+static bool is_simple(uint64_t opcode) {
+    return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_WRITE || opcode == RDMACM_WR_READ;
 }
 
 static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py_ssize_t count) {
@@ -66,8 +91,8 @@ static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py
         Lock *lock = self->wire->lock;
         send.rkey = (uint32_t)rkey;
         take_lock(lock);
-        done = self->core && queue_pair_has_room(self, 1) && begin_send(&self->rules, &send, opcode, flags, true) &&
-               queue_send(self, wr_id, &local, flags, &send);
+        done = self->core && queue_pair_has_room(self, 1) && is_simple(opcode) &&
+               begin_send(&self->rules, &send, opcode, flags, 1) && queue_send(self, wr_id, &local, 1, flags, &send);
         PyErr_Clear();
         if (done)
             is_right = queue_pair_posted(self, 1);
@@ -86,11 +111,11 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     PyObject *control;
     const char *remote, *local;
     Py_ssize_t remote_length, local_length, train;
-    int remote_port, port_number, fd;
+    int port_number, fd;
     unsigned int remote_scope, scope;
-    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#iIy#)(iiIOn)O!", wire_type, &parts.wire, core_type, &parts.core, &parts.qp,
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, core_type, &parts.core, &parts.qp,
                           queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &remote, &remote_length,
-                          &remote_port, &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
+                          &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
     RcCore *core = (RcCore *)parts.core;
@@ -110,7 +135,6 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     conn->qp_num = conn->rc->qp_num;
     memcpy(conn->remote, remote, (size_t)remote_length);
     memcpy(conn->local, local, (size_t)local_length);
-    conn->remote_port = htons((uint16_t)remote_port);
     conn->remote_scope = remote_scope;
     conn->fd = fd;
     if (!set_route(&conn->route, conn->remote, local_length == 16, (uint16_t)port_number, scope, control, train) ||

@@ -6,7 +6,8 @@
 PyTypeObject *queue_type;
 static PyTypeObject *wc_class;
 static allocfunc allocate_wc;
-static PyObject *success, *send_opcodes[5], *recv_opcode, *zero;
+/* The members of WCStatus and of WCOpcode: by value, and by enum ibv_wr_opcode; and those of receives. */
+static PyObject *statuses, *send_opcodes, *recv_opcode, *recv_with_imm_opcode, *zero;
 
 /* -- completions ----------------------------------------------------------------------------------------------------- */
 
@@ -78,22 +79,32 @@ struct rdmacm_completion *move_completions(struct rdmacm_completions *completion
     return copy;
 }
 
+/* The opcode of a completion: borrowed. */
+static PyObject *opcode_of(const struct rdmacm_completion *completion) {
+    if (!completion->is_recv)
+        return PyTuple_GetItem(send_opcodes, completion->opcode);
+    return completion->opcode == RDMACM_WR_WRITE_WITH_IMM ? recv_with_imm_opcode : recv_opcode;
+}
+
 static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
     if (!wc_class)
         return PyErr_Format(PyExc_RuntimeError, "configure_wc() was not called");
-    PyObject *wc = allocate_wc(wc_class, 0);
+    PyObject *status = PyTuple_GetItem(statuses, completion->status), *opcode = opcode_of(completion);
+    bool is_invalidated = completion->word_kind == RDMACM_INVALIDATED;
+    PyObject *wc = status && opcode ? allocate_wc(wc_class, 0) : NULL;
     if (!wc)
         return NULL;
     set(wc, WC_WR_ID, Py_NewRef(wr_id));
-    set(wc, WC_STATUS, Py_NewRef(success));
-    set(wc, WC_OPCODE, Py_NewRef(completion->is_recv ? recv_opcode : send_opcodes[completion->opcode]));
-    set(wc, WC_INVALIDATED_RKEY, Py_NewRef(Py_None));
+    set(wc, WC_STATUS, Py_NewRef(status));
+    set(wc, WC_OPCODE, Py_NewRef(opcode));
+    set(wc, is_invalidated ? WC_IMM_DATA : WC_INVALIDATED_RKEY, Py_NewRef(Py_None));
     set(wc, WC_SOLICITED, Py_NewRef(completion->solicited ? Py_True : Py_False));
     set(wc, WC_HAS_GRH, Py_NewRef(completion->is_datagram ? Py_True : Py_False));
     set(wc, WC_VENDOR_ERR, Py_NewRef(zero));
     if (!set(wc, WC_BYTE_LEN, PyLong_FromUnsignedLong(completion->byte_len)) ||
         !set(wc, WC_QP_NUM, PyLong_FromUnsignedLong(qp_num)) ||
-        !set(wc, WC_IMM_DATA, completion->has_imm ? PyLong_FromUnsignedLong(completion->imm) : Py_NewRef(Py_None)) ||
+        !set(wc, is_invalidated ? WC_INVALIDATED_RKEY : WC_IMM_DATA,
+             completion->word_kind ? PyLong_FromUnsignedLong(completion->word) : Py_NewRef(Py_None)) ||
         !set(wc, WC_SRC_QP, completion->src_qp ? PyLong_FromUnsignedLong(completion->src_qp) : Py_NewRef(zero)))
         Py_CLEAR(wc);
     return wc;
@@ -102,7 +113,7 @@ static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *comple
 /* Append the WC of a completion to a list, unless it is that of an unsignaled request. */
 static bool append_wc(PyObject *completed, const struct rdmacm_completion *completion, uint32_t qp_num) {
     const struct pin *pin = completion->pin;
-    if (pin->owner && pin->unsignaled)
+    if (pin->owner && pin->unsignaled && completion->status == RDMACM_WC_SUCCESS)
         return true;
     PyObject *wr_id = wr_id_of(pin);
     if (wr_id && pin->unsignaled) {
@@ -134,8 +145,8 @@ PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!find_places((PyTypeObject *)wc))
         return NULL;
     allocate_wc = (allocfunc)PyType_GetSlot((PyTypeObject *)wc, Py_tp_alloc);
-    return set_objects(args, 6, (PyObject **)&wc_class, &success, &send_opcodes[RDMACM_WR_WRITE],
-                       &send_opcodes[RDMACM_WR_SEND], &send_opcodes[RDMACM_WR_READ], &recv_opcode);
+    return set_objects(args, 5, (PyObject **)&wc_class, &statuses, &send_opcodes, &recv_opcode,
+                       &recv_with_imm_opcode);
 }
 
 /* -- queues ---------------------------------------------------------------------------------------------------------- */
@@ -255,6 +266,11 @@ static PyObject *wc_of(const struct rdmacm_entry *entry) {
     if (entry->object)
         return entry->object;
     PyObject *wr_id = wr_id_of(entry->completion.pin);
+    if (wr_id && (PyObject *)Py_TYPE(wr_id) == unsignaled_class) { /* it has failed */
+        PyObject *number = PyNumber_Long(wr_id);
+        Py_DECREF(wr_id);
+        wr_id = number;
+    }
     PyObject *wc = wr_id ? make_wc(wr_id, &entry->completion, entry->qp_num) : NULL;
     Py_XDECREF(wr_id);
     drop_pin(entry->completion.pin);

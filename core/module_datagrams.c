@@ -39,7 +39,7 @@ static Route *route_of(const Datagrams *self, PyObject *request) {
 static bool begin_send(const struct rules *rules, const struct request *request, struct rdmacm_ud_send *send) {
     send->has_imm = request->opcode == RDMACM_WR_SEND_WITH_IMM;
     return rdmacm_ud_has(request->opcode) &&
-           parse_flags(rules, request->flags, request->has_element, &send->solicited, &send->unsignaled);
+           parse_flags(rules, request->flags, request->count, &send->solicited, &send->unsignaled);
 }
 
 /* Queue a SendWR. */
@@ -47,15 +47,13 @@ static bool post_send(QueuePair *self, PyObject *object) {
     struct request request;
     struct rdmacm_ud_send send = {0};
     struct pin *pin = NULL;
-    uint8_t *data;
     bool done = parse_send(object, &request) && begin_send(&self->rules, &request, &send) &&
                 read_uint32(object, names.remote_qpn, RDMACM_QPN_MASK, &send.dest_qpn) &&
                 read_uint32(object, names.remote_qkey, UINT32_MAX, &send.qkey) &&
                 (!send.has_imm || read_uint32(object, names.imm_data, UINT32_MAX, &send.imm));
     Route *route = done ? route_of((Datagrams *)self, object) : NULL;
     if (route)
-        pin = pin_data(&self->rules, request.wr_id, request.has_element ? &request.local : NULL, request.flags,
-                         false, &data, &send.length);
+        pin = pin_data(&self->rules, request.wr_id, request.locals, request.count, request.flags, false);
     end_request(&request);
     if (!pin) {
         Py_XDECREF((PyObject *)route);
@@ -64,7 +62,7 @@ static bool post_send(QueuePair *self, PyObject *object) {
     pin->unsignaled = send.unsignaled;
     pin->route = (PyObject *)route;
     send.pin = pin;
-    send.data = data;
+    send.memory = pin->memory;
     send.route = &route->route;
     send.flow = route->flow;
     enter_core();

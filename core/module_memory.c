@@ -14,26 +14,42 @@ static PyObject *make_send_work, *make_recv_work;
 
 /* -- pins ------------------------------------------------------------------------------------------------------------ */
 
-struct pin *make_pin(PyObject *owner, PyObject *exporter, int flags) {
-    struct pin *pin = PyMem_Malloc(sizeof *pin);
+struct pin *make_pin(PyObject *owner, size_t most) {
+    struct pin *pin = PyMem_Malloc(sizeof *pin + most * (sizeof *pin->holds + sizeof *pin->elements));
     if (!pin) {
         PyErr_NoMemory();
         return NULL;
     }
-    pin->has_view = pin->unsignaled = false;
-    pin->wr_id = NULL;
-    pin->region = NULL;
-    pin->route = NULL;
-    pin->uses = 1;
-    if (exporter) {
-        if (PyObject_GetBuffer(exporter, &pin->view, flags) < 0) {
-            PyMem_Free(pin);
-            return NULL;
-        }
-        pin->has_view = true;
-    }
-    pin->owner = Py_XNewRef(owner);
+    *pin = (struct pin){.owner = Py_XNewRef(owner), .uses = 1};
+    pin->memory.elements = pin->elements = (struct rdmacm_element *)(void *)&pin->holds[most];
     return pin;
+}
+
+/* Add an element of memory that the next hold keeps alive. */
+static void add_element(struct pin *pin, uint8_t *data, uint32_t length, uint32_t lkey) {
+    pin->elements[pin->memory.count++] = (struct rdmacm_element){data, length, lkey};
+    pin->memory.length += length;
+}
+
+bool pin_buffer(struct pin *pin, PyObject *exporter, int flags) {
+    struct hold *hold = &pin->holds[pin->memory.count];
+    if (PyObject_GetBuffer(exporter, &hold->view, flags) < 0)
+        return false;
+    hold->region = NULL;
+    if (!hold->view.len) { /* an element has bytes */
+        PyBuffer_Release(&hold->view);
+        return true;
+    }
+    /* A message is shorter than what 32 bits cannot count. */
+    uint64_t length = (uint64_t)hold->view.len;
+    add_element(pin, hold->view.buf, length < UINT32_MAX ? (uint32_t)length : UINT32_MAX, 0);
+    return true;
+}
+
+void pin_region(struct pin *pin, struct pin *region, uint8_t *data, uint32_t length, uint32_t lkey) {
+    region->uses++;
+    pin->holds[pin->memory.count].region = region;
+    add_element(pin, data, length, lkey);
 }
 
 void drop_pin(void *pointer) {
@@ -41,16 +57,17 @@ void drop_pin(void *pointer) {
     struct pin *pin = pointer;
     if (--pin->uses)
         return;
-    struct pin held = *pin;
+    /* What follows may run any code, which knows nothing of this pin. */
+    for (size_t i = 0; i < pin->memory.count; i++) {
+        if (pin->holds[i].region)
+            drop_pin(pin->holds[i].region);
+        else
+            PyBuffer_Release(&pin->holds[i].view);
+    }
+    Py_XDECREF(pin->owner);
+    Py_XDECREF(pin->wr_id);
+    Py_XDECREF(pin->route);
     PyMem_Free(pin);
-    /* What follows may run any code. */
-    if (held.has_view)
-        PyBuffer_Release(&held.view);
-    if (held.region)
-        drop_pin(held.region);
-    Py_XDECREF(held.owner);
-    Py_XDECREF(held.wr_id);
-    Py_XDECREF(held.route);
 }
 
 bool keep_pin(struct pin *pin, bool is_kept) {
@@ -59,58 +76,89 @@ bool keep_pin(struct pin *pin, bool is_kept) {
     return is_kept;
 }
 
+struct pin *pin_segments(PyObject *work, int flags) {
+    PyObject *segments = PyObject_GetAttr(work, names.segments);
+    Py_ssize_t count = segments ? PySequence_Size(segments) : -1;
+    struct pin *pin = count >= 0 && count <= RDMACM_MOST_ELEMENTS ? make_pin(work, (size_t)count) : NULL;
+    for (Py_ssize_t i = 0; pin && i < count; i++) {
+        PyObject *segment = PySequence_GetItem(segments, i);
+        bool done = segment && pin_buffer(pin, segment, flags);
+        Py_XDECREF(segment);
+        if (done)
+            continue;
+        keep_pin(pin, false);
+        pin = NULL;
+        if (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_BufferError)) {
+            PyErr_Clear(); /* released, or read-only: the request fails in its turn */
+            pin = make_pin(work, 0);
+            if (pin)
+                pin->memory.is_inaccessible = true;
+            break;
+        }
+    }
+    Py_XDECREF(segments);
+    return pin;
+}
+
 PyObject *wr_id_of(const struct pin *pin) {
     return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
 
-struct rdmacm_recv recv_of(struct pin *pin) {
-    struct rdmacm_recv recv = {.pin = pin};
-    if (pin->has_view) {
-        recv.data = pin->view.buf;
-        recv.length = (uint64_t)pin->view.len;
-    }
-    return recv;
-}
-
-PyObject *segments_of(const struct pin *pin, const uint8_t *data, uint64_t length) {
-    const struct pin *source = pin->region ? pin->region : pin;
-    if (!length || !source->has_view)
-        return PyTuple_New(0);
-    PyObject *whole = PyMemoryView_FromObject(source->view.obj);
+/* The view of an element. */
+static PyObject *segment_of(const struct pin *pin, size_t index) {
+    const struct rdmacm_element *element = &pin->elements[index];
+    const struct pin *region = pin->holds[index].region;
+    const Py_buffer *view = region ? &region->holds[0].view : &pin->holds[index].view;
+    PyObject *whole = PyMemoryView_FromObject(view->obj);
     if (!whole)
         return NULL;
-    Py_ssize_t at = (Py_ssize_t)(data - (const uint8_t *)source->view.buf);
-    PyObject *part = PySequence_GetSlice(whole, at, at + (Py_ssize_t)length);
+    Py_ssize_t at = (Py_ssize_t)(element->data - (const uint8_t *)view->buf);
+    PyObject *part = PySequence_GetSlice(whole, at, at + (Py_ssize_t)element->length);
     Py_DECREF(whole);
-    return part ? Py_BuildValue("(N)", part) : NULL;
+    return part;
+}
+
+PyObject *segments_of(const struct pin *pin) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < pin->memory.count; i++)
+        append(&list, segment_of(pin, i));
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
 }
 
 PyObject *work_of_send(const struct rdmacm_send *send) {
     const struct pin *pin = send->pin;
     if (pin->owner)
         return Py_NewRef(pin->owner);
-    PyObject *segments = segments_of(pin, send->data, send->length);
+    PyObject *segments = segments_of(pin);
     if (!segments)
         return NULL;
-    return PyObject_CallFunction(make_send_work, "OiNOOKI", pin->wr_id, send->opcode, segments,
+    return PyObject_CallFunction(make_send_work, "OiNOOOKIIKK", pin->wr_id, send->opcode, segments,
                                  pin->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False,
-                                 (unsigned long long)send->remote_addr, send->rkey);
+                                 send->fence ? Py_True : Py_False, (unsigned long long)send->remote_addr, send->rkey,
+                                 send->word, (unsigned long long)send->compare_add, (unsigned long long)send->swap);
 }
 
 PyObject *work_of_recv(const struct rdmacm_recv *recv) {
     const struct pin *pin = recv->pin;
     if (pin->owner)
         return Py_NewRef(pin->owner);
-    PyObject *segments = segments_of(pin, recv->data, recv->length);
-    return segments ? PyObject_CallFunction(make_recv_work, "ONI", pin->wr_id, segments, recv->lkey) : NULL;
+    PyObject *segments = segments_of(pin), *keys = PyList_New(0);
+    for (size_t i = 0; keys && i < pin->memory.count; i++)
+        append(&keys, PyLong_FromUnsignedLong(pin->elements[i].lkey));
+    PyObject *work = segments && keys ? PyObject_CallFunction(make_recv_work, "OOO", pin->wr_id, segments, keys) : NULL;
+    Py_XDECREF(segments);
+    Py_XDECREF(keys);
+    return work;
 }
 
 /* -- regions --------------------------------------------------------------------------------------------------------- */
 
 static int regions_traverse(Regions *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    for (size_t i = 0; i < self->regions.capacity; i++) {
-        const struct rdmacm_region *region = self->regions.slots[i].item;
+    for (size_t i = 0; i < self->regions.table.capacity; i++) {
+        const struct rdmacm_region *region = self->regions.table.slots[i].item;
         if (region)
             Py_VISIT(owner_of(region->pin));
     }
@@ -118,16 +166,16 @@ static int regions_traverse(Regions *self, visitproc visit, void *arg) {
 }
 
 static int regions_clear(Regions *self) {
-    struct rdmacm_table regions = self->regions;
-    self->regions = (struct rdmacm_table){0};
-    for (size_t i = 0; i < regions.capacity;) {
-        void *pin = regions.slots[i].item ? rdmacm_regions_remove(&regions, regions.slots[i].key) : NULL;
+    struct rdmacm_regions regions = self->regions;
+    self->regions = (struct rdmacm_regions){0};
+    for (size_t i = 0; i < regions.table.capacity;) {
+        void *pin = regions.table.slots[i].item ? rdmacm_regions_remove(&regions, regions.table.slots[i].key) : NULL;
         if (pin)
             drop_pin(pin); /* another region may be in this slot now */
         else
             i++;
     }
-    rdmacm_table_free(&regions);
+    rdmacm_table_free(&regions.table);
     return 0;
 }
 
@@ -138,9 +186,11 @@ static void regions_dealloc(Regions *self) {
 }
 
 /* A pin of a view of its own, so that the owner may release the one that it has. */
-static struct pin *pin_region(PyObject *pd, PyObject *view, int flags) {
+static struct pin *pin_view(PyObject *pd, PyObject *view, int flags) {
     PyObject *own = PyMemoryView_FromObject(view);
-    struct pin *pin = own ? make_pin(pd, own, flags) : NULL;
+    struct pin *pin = own ? make_pin(pd, 1) : NULL;
+    if (pin && !keep_pin(pin, pin_buffer(pin, own, flags)))
+        pin = NULL;
     Py_XDECREF(own);
     return pin;
 }
@@ -152,19 +202,19 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "IKOIO", &key, &address, &view, &access, &pd))
         return NULL;
     bool is_written = access & (RDMACM_ACCESS_REMOTE_WRITE | RDMACM_ACCESS_LOCAL_WRITE);
-    struct pin *pin = pin_region(pd, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    struct pin *pin = pin_view(pd, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin && !(access & RDMACM_ACCESS_REMOTE_WRITE)) { /* read-only: the engine reports who writes there */
         PyErr_Clear();
         access &= ~(unsigned)RDMACM_ACCESS_LOCAL_WRITE;
-        pin = pin_region(pd, view, PyBUF_SIMPLE);
+        pin = pin_view(pd, view, PyBUF_SIMPLE);
     }
     if (!pin)
         return NULL;
     struct rdmacm_region region = {
         .address = address,
-        .length = (uint64_t)pin->view.len,
+        .length = pin->memory.count ? (uint64_t)pin->holds[0].view.len : 0,
         .pd = (uint64_t)(uintptr_t)pd,
-        .memory = pin->view.buf,
+        .memory = pin->memory.count ? pin->elements[0].data : NULL,
         .pin = pin,
         .access = access,
     };
@@ -191,7 +241,7 @@ static PyObject *regions_remove(Regions *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static Py_ssize_t regions_length(Regions *self) { return (Py_ssize_t)self->regions.count; }
+static Py_ssize_t regions_length(Regions *self) { return (Py_ssize_t)self->regions.table.count; }
 
 static PyMethodDef regions_methods[] = {
     {"add", (PyCFunction)regions_add, METH_VARARGS, "add(key, address, view, access, pd): register memory."},
@@ -199,11 +249,17 @@ static PyMethodDef regions_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef regions_members[] = {
+    {"windows", T_PYSSIZET, offsetof(Regions, regions.windows), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot regions_slots[] = {
     SLOT(tp_doc, "The registered memory of a device, by key."),
     SLOT(tp_traverse, regions_traverse),
     SLOT(tp_clear, regions_clear),
     SLOT(tp_dealloc, regions_dealloc),
+    SLOT(tp_members, regions_members),
     SLOT(tp_methods, regions_methods),
     SLOT(sq_length, regions_length),
     {0, NULL},

@@ -61,11 +61,12 @@ PyObject *queue_pair_post_send(QueuePair *self, PyObject *requests) {
     return is_right ? rest_of(requests, done) : NULL;
 }
 
-static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *local) {
+static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *locals, size_t count) {
     struct rdmacm_conn *conn = self->conn;
-    struct rdmacm_recv recv = {0};
-    if (!pin_receive(&self->rules, wr_id, local, &recv))
+    struct pin *pin = pin_receive(&self->rules, wr_id, locals, count);
+    if (!pin)
         return false;
+    struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
     enter_core();
     bool done = has_core(self) && recvs_count(conn) < self->rules.max_recv_wr &&
                 (conn->ud ? rdmacm_ud_post_recv(conn->ud->ud, &recv) : rdmacm_rc_post_recv(conn->rc, &recv));
@@ -78,7 +79,7 @@ static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *loc
 static bool post_recv(QueuePair *self, PyObject *object) {
     struct request request;
     bool done =
-        parse_recv(object, &request) && queue_recv(self, request.wr_id, request.has_element ? &request.local : NULL);
+        parse_recv(object, &request) && queue_recv(self, request.wr_id, request.locals, request.count);
     end_request(&request);
     return done;
 }
@@ -105,7 +106,7 @@ PyObject *queue_pair_post_recv_part(QueuePair *self, PyObject *const *args, Py_s
     if (done) {
         Lock *lock = self->wire->lock;
         take_lock(lock);
-        done = self->core && queue_recv(self, args[0], &local);
+        done = self->core && queue_recv(self, args[0], &local, 1);
         rdmacm_lock_release(&lock->lock);
     }
     PyErr_Clear();
@@ -141,16 +142,16 @@ PyObject *queue_pair_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) 
 
 bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts) {
     struct rdmacm_conn *conn = self->conn;
-    Py_ssize_t max_send_wr, max_recv_wr, max_inline;
-    int has_send_sge, has_recv_sge, signals_all;
-    if (!PyArg_ParseTuple(parts->limits, "nnnppp", &max_send_wr, &max_recv_wr, &max_inline, &has_send_sge,
-                          &has_recv_sge, &signals_all))
+    Py_ssize_t max_send_wr, max_recv_wr, max_inline, max_send_sge, max_recv_sge;
+    int signals_all;
+    if (!PyArg_ParseTuple(parts->limits, "nnnnnp", &max_send_wr, &max_recv_wr, &max_inline, &max_send_sge,
+                          &max_recv_sge, &signals_all))
         return false;
     self->rules.max_send_wr = (size_t)max_send_wr;
     self->rules.max_recv_wr = (size_t)max_recv_wr;
     self->rules.max_inline = (size_t)max_inline;
-    self->rules.has_send_sge = has_send_sge;
-    self->rules.has_recv_sge = has_recv_sge;
+    self->rules.max_send_sge = (size_t)max_send_sge;
+    self->rules.max_recv_sge = (size_t)max_recv_sge;
     self->rules.signals_all = signals_all;
     conn->owner = parts->qp;
     conn->send_cq = &((CompletionQueue *)parts->send_queue)->cq;

@@ -88,30 +88,15 @@ static PyObject *core_set_memory(RcCore *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-struct pin *pin_segment(PyObject *work, int flags) {
-    PyObject *segments = PyObject_GetAttr(work, names.segments), *segment = NULL;
-    if (!segments)
-        return NULL;
-    Py_ssize_t count = PySequence_Size(segments);
-    if (count == 1)
-        segment = PySequence_GetItem(segments, 0);
-    Py_DECREF(segments);
-    if (count < 0 || count > 1 || (count == 1 && !segment))
-        return NULL;
-    struct pin *pin = make_pin(work, segment, flags);
-    Py_XDECREF(segment);
-    if (!pin && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_BufferError)))
-        PyErr_Clear(); /* released, or read-only: the engine reports it */
-    return pin;
-}
-
 /* Read the progress of a request that has begun. */
 static bool read_progress(PyObject *work, struct rdmacm_send *send) {
     return read_uint32(work, names.first_psn, RDMACM_PSN_MASK, &send->first_psn) &&
            read_uint32(work, names.last_psn, RDMACM_PSN_MASK, &send->last_psn) &&
-           (send->opcode != RDMACM_WR_READ ||
-            (read_uint32(work, names.received_bytes, UINT32_MAX, &send->received_bytes) &&
-             read_uint32(work, names.requested_packets, UINT32_MAX, &send->requested_packets)));
+           read_uint32(work, names.length, UINT32_MAX, &send->length) &&
+           read_uint32(work, names.received_bytes, UINT32_MAX, &send->received_bytes) &&
+           read_uint32(work, names.requested_packets, UINT32_MAX, &send->requested_packets) &&
+           (send->opcode != RDMACM_WR_FLUSH || !send->requested_packets ||
+            read_truth(work, names.had_icrc_twice, &send->had_icrc_twice));
 }
 
 /* Read whether the success of a request makes a completion, and whether the user does not see it. */
@@ -127,30 +112,51 @@ static bool read_signaled(PyObject *work, bool *is_signaled, bool *unsignaled) {
     return wr_id;
 }
 
+/* Read what a FLUSH is for. */
+static bool read_flush(PyObject *work, struct rdmacm_send *send) {
+    PyObject *flush = PyObject_GetAttr(work, names.flush);
+    bool done = flush && PyTuple_Check(flush) &&
+                PyArg_ParseTuple(flush, "Ibb", &send->length, &send->placement, &send->level);
+    Py_XDECREF(flush);
+    return done;
+}
+
+/* Read the fields of a SendWork that its opcode has. False with an exception, or if one is wrong. */
+static bool read_send(PyObject *work, struct rdmacm_send *send) {
+    uint8_t kind = rdmacm_request_types[send->opcode].flags, word = rdmacm_request_types[send->opcode].word_kind;
+    if (!read_truth(work, names.solicited, &send->solicited) || !read_truth(work, names.fence, &send->fence))
+        return false;
+    if (word && !read_uint32(work, word == RDMACM_IMMEDIATE ? names.imm : names.invalidate_rkey, UINT32_MAX, &send->word))
+        return false;
+    if (kind == RDMACM_IS_DATA)
+        return true;
+    return read_number(work, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
+           read_uint32(work, names.rkey, UINT32_MAX, &send->rkey) &&
+           (!(kind & RDMACM_IS_ATOMIC) || (read_number(work, names.compare_add, UINT64_MAX, &send->compare_add) &&
+                                           read_number(work, names.swap, UINT64_MAX, &send->swap))) &&
+           (!(kind & RDMACM_IS_FLUSH) || read_flush(work, send));
+}
+
 /* Whether it was queued. False, perhaps with an exception, if it is not one of the core's. */
 static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
     struct rdmacm_send send = {0};
     uint64_t opcode;
-    bool has_fence, is_signaled;
+    bool is_signaled;
     if (!self->rc.core_owns_queues || !read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode))
         return false;
     send.opcode = (uint8_t)opcode;
-    if (!read_number(work, names.remote_addr, UINT64_MAX, &send.remote_addr) ||
-        !read_uint32(work, names.rkey, UINT32_MAX, &send.rkey) || !read_truth(work, names.fence, &has_fence) ||
-        has_fence || !read_truth(work, names.solicited, &send.solicited) ||
-        !read_signaled(work, &is_signaled, &send.unsignaled) || (has_begun && !read_progress(work, &send)))
+    if (!read_send(work, &send) || !read_signaled(work, &is_signaled, &send.unsignaled) ||
+        (has_begun && !read_progress(work, &send)))
         return false;
-    struct pin *pin = pin_segment(work, opcode == RDMACM_WR_READ ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    uint8_t kind = rdmacm_request_types[opcode].flags;
+    struct pin *pin = pin_segments(work, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC) ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin)
         return false;
-    struct rdmacm_recv buffer = recv_of(pin);
     pin->unsignaled = !is_signaled;
     send.pin = pin;
-    send.data = buffer.data;
-    send.length = (uint32_t)buffer.length;
+    send.memory = pin->memory;
     bool is_entered = enter_shared(&self->is_shared);
-    bool done = buffer.length <= RDMACM_LONGEST_MESSAGE &&
-                (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
+    bool done = (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
     leave_shared(is_entered);
     return keep_pin(pin, done);
 }
@@ -162,10 +168,10 @@ static PyObject *core_adopt_send(RcCore *self, PyObject *work) { return answer(p
 static PyObject *core_post_recv(RcCore *self, PyObject *work) {
     if (!self->rc.core_owns_queues)
         Py_RETURN_FALSE;
-    struct pin *pin = pin_segment(work, PyBUF_WRITABLE);
+    struct pin *pin = pin_segments(work, PyBUF_WRITABLE);
     if (!pin)
         return answer(false);
-    struct rdmacm_recv recv = recv_of(pin);
+    struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_rc_post_recv(&self->rc, &recv);
     leave_shared(is_entered);
@@ -226,7 +232,9 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
     size_t accepted, size = (size_t)data.len;
     int32_t first;
     bool is_entered = enter_shared(&self->is_shared);
-    size_t taken = rdmacm_rc_take(&self->rc, data.buf, size, segment > 0 ? (size_t)segment : 0, now, &accepted, &first);
+    size_t taken = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, size, segment > 0 ? (size_t)segment : 0, now,
+                                  &accepted, &first);
+    self->rc.counts.has_any |= self->rc.has_refused;
     size_t count;
     struct rdmacm_completion *completions = move_completions(&self->rc.completions, &count);
     leave_shared(is_entered);
@@ -245,14 +253,25 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
         return NULL;
     if (!self->rc.core_owns_queues)
         Py_RETURN_NONE;
-    struct made made[RDMACM_BUILD_LIMIT + 2];
+    struct made made[RDMACM_BUILD_LIMIT];
     bool is_entered = enter_shared(&self->is_shared);
-    bool is_built =
-        rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
-    size_t count = is_built ? copy_datagrams(NULL, made) : 0;
+    rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
+    size_t count = copy_datagrams(NULL, made);
     bool is_complete = count == built.datagrams_count;
     leave_shared(is_entered);
-    return is_built ? list_datagrams(made, count, is_complete) : Py_NewRef(Py_None);
+    return list_datagrams(made, count, is_complete);
+}
+
+static PyObject *core_take_completed(RcCore *self, PyObject *completed) {
+    if (!PyList_Check(completed))
+        return PyErr_Format(PyExc_TypeError, "a list is wanted");
+    size_t count;
+    bool is_entered = enter_shared(&self->is_shared);
+    struct rdmacm_completion *completions = move_completions(&self->rc.completions, &count);
+    leave_shared(is_entered);
+    if (!append_wcs(completed, completions, count, self->rc.qp_num))
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *core_timer(RcCore *self, PyObject *argument) {
@@ -280,7 +299,17 @@ static const struct {
     [RDMACM_DROPPED_NOT_READY] = {"dropped", "not ready"},
     [RDMACM_DROPPED_REFUSED] = {"dropped", "refused"},
     [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
+    [RDMACM_RETRIES_EXCEEDED] = {"errors", "retry_exceeded_err"},
+    [RDMACM_RNR_RETRIES_EXCEEDED] = {"errors", "retry_rnr_exceeded_err"},
     [RDMACM_DROPPED_NO_RECEIVE] = {"dropped", "no receive"},
+};
+
+const char *const refusal_names[RDMACM_REFUSALS] = {
+    [RDMACM_REFUSED_LENGTH] = "length", [RDMACM_REFUSED_OPCODE] = "opcode",
+    [RDMACM_REFUSED_VERSION] = "version", [RDMACM_REFUSED_QPN] = "qpn",
+    [RDMACM_REFUSED_STATE] = "state",     [RDMACM_REFUSED_PKEY] = "pkey",
+    [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
+    [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
 };
 
 PyObject *list_counts(const struct rdmacm_counts *counts) {
@@ -294,9 +323,17 @@ PyObject *list_counts(const struct rdmacm_counts *counts) {
 static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) {
     bool is_entered = enter_shared(&self->is_shared);
     struct rdmacm_counts counts = self->rc.counts;
+    uint32_t refused[RDMACM_REFUSALS];
+    memcpy(refused, self->rc.refused, sizeof refused);
     self->rc.counts = (struct rdmacm_counts){0};
+    memset(self->rc.refused, 0, sizeof self->rc.refused);
+    self->rc.has_refused = false;
     leave_shared(is_entered);
-    return list_counts(&counts);
+    PyObject *list = list_counts(&counts);
+    for (size_t i = 0; list && i < RDMACM_REFUSALS; i++)
+        if (refused[i])
+            append(&list, Py_BuildValue("ssI", "dropped", refusal_names[i], refused[i]));
+    return list;
 }
 
 static PyObject *core_to_send(RcCore *self, PyObject *Py_UNUSED(ignored)) {
@@ -341,7 +378,8 @@ static PyObject *work_with_progress(const struct rdmacm_send *send, bool has_beg
                                set_number(work, names.first_psn, send->first_psn) &&
                                set_number(work, names.last_psn, send->last_psn) &&
                                set_number(work, names.received_bytes, send->received_bytes) &&
-                               set_number(work, names.requested_packets, send->requested_packets)))
+                               set_number(work, names.requested_packets, send->requested_packets) &&
+                               PyObject_SetAttr(work, names.had_icrc_twice, send->had_icrc_twice ? Py_True : Py_False) == 0))
         Py_CLEAR(work);
     return work;
 }
@@ -381,13 +419,18 @@ static PyObject *end_current(struct rdmacm_rc *rc) {
     return work;
 }
 
+/* (operation, first PSN, packets, R_Key, address, length, original) of a resource. */
+static PyObject *make_resource(const struct rdmacm_resource *kept) {
+    return Py_BuildValue("iIIIKIK", (int)kept->operation, kept->first_psn,
+                         rdmacm_psn_after(kept->last_psn, kept->first_psn) + 1, kept->rkey,
+                         (unsigned long long)kept->address, kept->length, (unsigned long long)kept->original);
+}
+
 static PyObject *list_resources(const struct rdmacm_rc *rc) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < rc->resources_count; i++) {
         size_t at = (rc->resources_next + rc->resources_capacity - rc->resources_count + i) % rc->resources_capacity;
-        const struct rdmacm_resource *read = &rc->resources[at];
-        append(&list, Py_BuildValue("IIIKI", read->first_psn, rdmacm_psn_after(read->last_psn, read->first_psn) + 1,
-                                    read->rkey, (unsigned long long)read->address, read->length));
+        append(&list, make_resource(&rc->resources[at]));
     }
     return list;
 }
@@ -396,13 +439,9 @@ static PyObject *list_responses(struct rdmacm_rc *rc) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < rc->responses_count; i++) {
         const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, i);
-        const struct rdmacm_resource *read = &response->read;
-        PyObject *of_read = response->is_read
-                                ? Py_BuildValue("OIIKI", response->is_repeated ? Py_True : Py_False, read->first_psn,
-                                                read->rkey, (unsigned long long)read->address, read->length)
-                                : Py_NewRef(Py_None);
-        append(&list, Py_BuildValue("IIIIIN", response->psn, response->last_psn, response->offset, response->syndrome,
-                                    response->msn, of_read));
+        PyObject *of = response->of.operation ? make_resource(&response->of) : Py_NewRef(Py_None);
+        append(&list, Py_BuildValue("IIIIION", response->psn, response->last_psn, response->offset, response->syndrome,
+                                    response->msn, response->is_repeated ? Py_True : Py_False, of));
     }
     return list;
 }
@@ -420,7 +459,7 @@ static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *current = recvs ? end_current(rc) : NULL;
     PyObject *resources = current ? list_resources(rc) : NULL;
     PyObject *responses = resources ? list_responses(rc) : NULL;
-    rc->responses_count = rc->reads_waiting = rc->resources_count = 0;
+    rc->responses_count = rc->unanswered = rc->waiting_flushes = rc->resources_count = 0;
     return Py_BuildValue("NnnNNNN", sends, (Py_ssize_t)outstanding, (Py_ssize_t)send_index, recvs, current, resources,
                          responses);
 }
@@ -437,6 +476,9 @@ static PyMemberDef core_members[] = {
     FIELD(send_bth, T_ULONGLONG),
     FIELD(receive_bth, T_LONGLONG),
     FIELD(identification, T_UINT),
+    FIELD(flush_icrc_twice, T_BOOL),
+    FIELD(has_failed_peer, T_BOOL),
+    {"failure_status", T_UBYTE, offsetof(RcCore, rc.failure), 0, NULL},
     FIELD(can_send, T_BOOL),
     FIELD(can_receive, T_BOOL),
     FIELD(paused, T_BOOL),
@@ -532,8 +574,9 @@ static PyMethodDef core_methods[] = {
      "core_take(data, segment, now, completed): the packets accepted, if all were processed;\n"
      "else the bytes processed, the packets accepted, and the first identification (-1: none)."},
     {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train): datagrams, or None."},
-    {"core_timer", (PyCFunction)core_timer, METH_O,
-     "core_timer(now): retransmit if the deadline has come; False if Python has to do it."},
+    {"core_take_completed", (PyCFunction)core_take_completed, METH_O,
+     "core_take_completed(completed): append the completions that no core_take() has."},
+    {"core_timer", (PyCFunction)core_timer, METH_O, "core_timer(now): do what is due."},
     {"core_take_counts", (PyCFunction)core_take_counts, METH_NOARGS,
      "What was counted since the last call: (counter, name, count) of EngineCounters."},
     {"core_to_send", (PyCFunction)core_to_send, METH_NOARGS, "NOTHING, ACK_ONLY or PACKETS."},

@@ -4,6 +4,8 @@
  */
 #include "module.h"
 
+#include <string.h>
+
 static PyObject *send_wr_class, *recv_wr_class, *sge_class, *mr_class;
 
 /* -- parsing --------------------------------------------------------------------------------------------------------- */
@@ -37,26 +39,6 @@ bool read_truth(PyObject *object, PyObject *name, bool *truth) {
     return found >= 0;
 }
 
-/* The one element of `sg`: 1, a new reference; 0: it is empty; -1: neither. */
-static int get_element(PyObject *request, PyObject **element) {
-    PyObject *sg = PyObject_GetAttr(request, names.sg);
-    int count = -1;
-    *element = NULL;
-    if (sg && PyList_CheckExact(sg)) {
-        Py_ssize_t size = PyList_Size(sg);
-        count = size > 1 ? -1 : (int)size;
-        if (count == 1)
-            *element = Py_XNewRef(PyList_GetItem(sg, 0));
-    } else if (sg && PyTuple_CheckExact(sg)) {
-        Py_ssize_t size = PyTuple_Size(sg);
-        count = size > 1 ? -1 : (int)size;
-        if (count == 1)
-            *element = Py_XNewRef(PyTuple_GetItem(sg, 0));
-    }
-    Py_XDECREF(sg);
-    return count == 1 && !*element ? -1 : count;
-}
-
 static bool local_of_sge(PyObject *sge, struct local *local) {
     return read_number(sge, names.length, RDMACM_LONGEST_MESSAGE, &local->length) &&
            read_number(sge, names.addr, UINT64_MAX, &local->address) &&
@@ -79,57 +61,69 @@ bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struc
     return length == Py_None || number_of(length, local->length, &local->length);
 }
 
-/* Its element and its number. */
-static bool parse(PyObject *object, struct request *request, bool may_be_bytes) {
-    int count = get_element(object, &request->element);
-    request->has_element = count > 0;
-    if (count > 0 && (PyObject *)Py_TYPE(request->element) == sge_class) {
-        if (!local_of_sge(request->element, &request->local))
-            return false;
-    } else if (count > 0 && may_be_bytes && PyBytes_CheckExact(request->element)) {
-        request->local.bytes = request->element;
-    } else if (count) {
+/* Take the next element of a list or tuple. */
+static bool parse_element(PyObject *sg, Py_ssize_t index, bool is_list, struct request *request, bool may_be_bytes) {
+    PyObject *element = Py_XNewRef(is_list ? PyList_GetItem(sg, index) : PyTuple_GetItem(sg, index));
+    struct local *local = &request->locals[request->count];
+    if (!element)
         return false;
-    }
-    request->wr_id = PyObject_GetAttr(object, names.wr_id);
+    request->elements[request->count++] = element;
+    local->bytes = NULL;
+    if ((PyObject *)Py_TYPE(element) == sge_class)
+        return local_of_sge(element, local);
+    local->bytes = element;
+    return may_be_bytes && PyBytes_CheckExact(element);
+}
+
+/* Its elements and its number. */
+static bool parse(PyObject *object, struct request *request, bool may_be_bytes) {
+    PyObject *sg = PyObject_GetAttr(object, names.sg);
+    bool is_list = sg && PyList_CheckExact(sg), is_right = is_list || (sg && PyTuple_CheckExact(sg));
+    Py_ssize_t count = !is_right ? 0 : is_list ? PyList_Size(sg) : PyTuple_Size(sg);
+    is_right = is_right && count <= RDMACM_MOST_ELEMENTS;
+    for (Py_ssize_t i = 0; is_right && i < count; i++)
+        is_right = parse_element(sg, i, is_list, request, may_be_bytes);
+    Py_XDECREF(sg);
+    request->wr_id = is_right ? PyObject_GetAttr(object, names.wr_id) : NULL;
     return request->wr_id && PyLong_CheckExact(request->wr_id);
 }
 
 bool parse_send(PyObject *object, struct request *request) {
-    *request = (struct request){0};
+    request->count = 0;
+    request->wr_id = NULL;
     return (PyObject *)Py_TYPE(object) == send_wr_class &&
            read_number(object, names.opcode, UINT32_MAX, &request->opcode) &&
            read_number(object, names.send_flags, UINT32_MAX, &request->flags) && parse(object, request, true);
 }
 
 bool parse_recv(PyObject *object, struct request *request) {
-    *request = (struct request){0};
+    request->count = 0;
+    request->wr_id = NULL;
     return (PyObject *)Py_TYPE(object) == recv_wr_class && parse(object, request, false);
 }
 
 void end_request(struct request *request) {
     Py_XDECREF(request->wr_id);
-    Py_XDECREF(request->element);
+    while (request->count)
+        Py_DECREF(request->elements[--request->count]);
 }
 
-bool parse_flags(const struct rules *rules, uint64_t flags, bool has_element, bool *solicited, bool *unsignaled) {
+bool parse_flags(const struct rules *rules, uint64_t flags, size_t elements, bool *solicited, bool *unsignaled) {
     *solicited = flags & RDMACM_FLAG_SOLICITED;
     *unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);
     return !(flags & ~(uint64_t)(RDMACM_FLAG_SIGNALED | RDMACM_FLAG_SOLICITED | RDMACM_FLAG_INLINE)) &&
-           (!has_element || rules->has_send_sge);
+           elements <= rules->max_send_sge;
 }
 
 /* -- memory ---------------------------------------------------------------------------------------------------------- */
 
-/* Find the bytes; false where key, range or permission is wrong. */
+/* Find the bytes of an element; false where key, range or permission is wrong. `region` is NULL if it has none. */
 static bool find_memory(const struct rules *rules, const struct local *local, uint32_t access, uint8_t **data,
                         struct pin **region) {
     *data = NULL;
     *region = NULL;
     if (!local->length)
         return true;
-    if (local->length > RDMACM_LONGEST_MESSAGE)
-        return false;
     void *pin = NULL;
     *data = rdmacm_regions_find(rules->regions, rules->pd, (uint32_t)local->lkey, local->address, local->length,
                                 access, &pin);
@@ -137,59 +131,73 @@ static bool find_memory(const struct rules *rules, const struct local *local, ui
     return *data != NULL;
 }
 
-/* The pin of a request for part of a region, for bytes, or for nothing. NULL without memory. */
-static struct pin *pin_request(PyObject *wr_id, struct pin *region, PyObject *bytes) {
-    struct pin *pin = make_pin(NULL, bytes, PyBUF_SIMPLE);
+/* Add the memory of elements to a pin. False where the core does not take it. */
+static bool pin_elements(struct pin *pin, const struct rules *rules, const struct local *locals, size_t count,
+                         uint32_t access) {
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *data;
+        struct pin *region;
+        if (locals[i].bytes || !find_memory(rules, &locals[i], access, &data, &region))
+            return false;
+        if (region)
+            pin_region(pin, region, data, (uint32_t)locals[i].length, (uint32_t)locals[i].lkey);
+    }
+    return pin->memory.length <= RDMACM_LONGEST_MESSAGE;
+}
+
+/* The inline bytes of elements, copied; those of one element that cannot change are shared. NULL where the core does not
+ * take it. */
+static PyObject *inline_bytes(const struct rules *rules, const struct local *locals, size_t count) {
+    const char *data[RDMACM_MOST_ELEMENTS];
+    size_t lengths[RDMACM_MOST_ELEMENTS], total = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct pin *region;
+        uint8_t *found;
+        if (locals[i].bytes) {
+            data[i] = PyBytes_AsString(locals[i].bytes);
+            lengths[i] = (size_t)PyBytes_Size(locals[i].bytes);
+        } else if (find_memory(rules, &locals[i], 0, &found, &region)) {
+            data[i] = (const char *)found;
+            lengths[i] = (size_t)locals[i].length;
+        } else {
+            return NULL;
+        }
+        total += lengths[i];
+    }
+    if (total > rules->max_inline)
+        return NULL;
+    if (count == 1 && locals->bytes)
+        return Py_NewRef(locals->bytes);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)total);
+    char *to = bytes ? PyBytes_AsString(bytes) : NULL;
+    for (size_t i = 0; to && i < count; to += lengths[i++])
+        if (lengths[i])
+            memcpy(to, data[i], lengths[i]);
+    return bytes;
+}
+
+struct pin *pin_data(const struct rules *rules, PyObject *wr_id, const struct local *locals, size_t count,
+                     uint64_t flags, bool is_written) {
+    bool is_inline = flags & RDMACM_FLAG_INLINE && count, done;
+    PyObject *bytes = is_inline ? inline_bytes(rules, locals, count) : NULL;
+    struct pin *pin = is_inline && !bytes ? NULL : make_pin(NULL, is_inline ? 1 : count);
+    if (pin) {
+        pin->wr_id = Py_NewRef(wr_id);
+        done = is_inline ? pin_buffer(pin, bytes, PyBUF_SIMPLE)
+                         : pin_elements(pin, rules, locals, count, is_written ? RDMACM_ACCESS_LOCAL_WRITE : 0);
+        if (!keep_pin(pin, done))
+            pin = NULL;
+    }
+    Py_XDECREF(bytes);
+    return pin;
+}
+
+struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct local *locals, size_t count) {
+    struct pin *pin = count <= rules->max_recv_sge ? make_pin(NULL, count) : NULL;
     if (!pin)
         return NULL;
     pin->wr_id = Py_NewRef(wr_id);
-    pin->region = region;
-    if (region)
-        region->uses++;
-    return pin;
-}
-
-struct pin *pin_data(const struct rules *rules, PyObject *wr_id, const struct local *local, uint64_t flags,
-                       bool is_written, uint8_t **data, uint32_t *length) {
-    struct pin *region = NULL;
-    PyObject *bytes = NULL;
-    *data = NULL;
-    *length = 0;
-    if (local && local->bytes) {
-        if (!(flags & RDMACM_FLAG_INLINE) || (size_t)PyBytes_Size(local->bytes) > rules->max_inline)
-            return NULL;
-        bytes = Py_NewRef(local->bytes);
-    } else if (local) {
-        if (!find_memory(rules, local, is_written ? RDMACM_ACCESS_LOCAL_WRITE : 0, data, &region))
-            return NULL;
-        *length = (uint32_t)local->length;
-        if (flags & RDMACM_FLAG_INLINE) {
-            if (local->length > rules->max_inline)
-                return NULL;
-            bytes = PyBytes_FromStringAndSize((const char *)*data, (Py_ssize_t)local->length);
-            if (!bytes)
-                return NULL;
-            region = NULL;
-        }
-    }
-    struct pin *pin = pin_request(wr_id, region, bytes);
-    Py_XDECREF(bytes);
-    if (pin && pin->has_view) {
-        *data = pin->view.buf;
-        *length = (uint32_t)pin->view.len;
-    }
-    return pin;
-}
-
-struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct local *local,
-                          struct rdmacm_recv *recv) {
-    struct pin *region = NULL;
-    if (local && (!rules->has_recv_sge || !find_memory(rules, local, RDMACM_ACCESS_LOCAL_WRITE, &recv->data, &region)))
-        return NULL;
-    recv->length = local ? local->length : 0;
-    recv->lkey = region ? (uint32_t)local->lkey : 0;
-    recv->pin = pin_request(wr_id, region, NULL);
-    return recv->pin;
+    return keep_pin(pin, pin_elements(pin, rules, locals, count, RDMACM_ACCESS_LOCAL_WRITE)) ? pin : NULL;
 }
 
 /* -- lists ----------------------------------------------------------------------------------------------------------- */

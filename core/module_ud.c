@@ -73,16 +73,14 @@ static PyObject *ud_post_send(UdCore *self, PyObject *object) {
     if (!self->ud.core_sends || self->is_shared)
         Py_RETURN_FALSE;
     PyObject *work = PyObject_GetAttr(object, names.work), *route = PyObject_GetAttr(object, names.route);
-    struct pin *pin = work && route && read_send(object, work, &send) ? pin_segment(work, PyBUF_SIMPLE) : NULL;
+    struct pin *pin = work && route && read_send(object, work, &send) ? pin_segments(work, PyBUF_SIMPLE) : NULL;
     bool done = false;
     if (pin) {
         set_object(&pin->owner, object); /* it has the work and the route */
-        struct rdmacm_recv buffer = recv_of(pin);
         send.pin = pin;
         send.route = route;
-        send.data = buffer.data;
-        send.length = (uint32_t)buffer.length;
-        done = buffer.length <= RDMACM_UD_MOST_PAYLOAD && rdmacm_ud_post_send(&self->ud, &send);
+        send.memory = pin->memory;
+        done = !pin->memory.is_inaccessible && rdmacm_ud_post_send(&self->ud, &send);
         keep_pin(pin, done);
     }
     Py_XDECREF(work);
@@ -91,12 +89,12 @@ static PyObject *ud_post_send(UdCore *self, PyObject *object) {
 }
 
 static PyObject *ud_post_recv(UdCore *self, PyObject *work) {
-    struct pin *pin = self->ud.core_receives ? pin_segment(work, PyBUF_WRITABLE) : NULL;
+    struct pin *pin = self->ud.core_receives ? pin_segments(work, PyBUF_WRITABLE) : NULL;
     if (!pin)
         return answer(false);
-    struct rdmacm_recv recv = recv_of(pin);
+    struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
     bool is_entered = enter_shared(&self->is_shared);
-    bool done = rdmacm_ud_post_recv(&self->ud, &recv);
+    bool done = !recv.memory.is_inaccessible && rdmacm_ud_post_recv(&self->ud, &recv);
     leave_shared(is_entered);
     return answer(keep_pin(pin, done));
 }
@@ -106,7 +104,7 @@ static PyObject *object_of_send(const struct rdmacm_ud_send *send) {
     const struct pin *pin = send->pin;
     if (pin->owner)
         return Py_NewRef(pin->owner);
-    PyObject *segments = segments_of(pin, send->data, send->length);
+    PyObject *segments = segments_of(pin);
     if (!segments)
         return NULL;
     return PyObject_CallFunction(make_send, "OiNOOIOII", pin->wr_id,
@@ -146,7 +144,7 @@ static PyObject *ud_next_recv(UdCore *self, PyObject *argument) {
     if (length == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
     bool is_entered = enter_shared(&self->is_shared);
-    bool has_one = self->ud.recvs_count, has_room = has_one && RDMACM_RING_AT(&self->ud, recvs, 0)->length >= length;
+    bool has_one = self->ud.recvs_count, has_room = has_one && RDMACM_RING_AT(&self->ud, recvs, 0)->memory.length >= length;
     struct rdmacm_recv recv = {0};
     if (has_room)
         recv = rdmacm_ud_pop_recv(&self->ud);

@@ -466,13 +466,6 @@ static const char *const stray_names[RDMACM_STRAYS] = {
     [RDMACM_WRONG_STATE] = "state",
 };
 
-static const char *const refusal_names[RDMACM_REFUSALS] = {
-    [RDMACM_REFUSED_LENGTH] = "length", [RDMACM_REFUSED_OPCODE] = "opcode",
-    [RDMACM_REFUSED_VERSION] = "version", [RDMACM_REFUSED_PKEY] = "pkey",
-    [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
-    [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
-};
-
 static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_wire *wire = self->wire;
     unsigned long counts[RDMACM_STRAYS] = {0};

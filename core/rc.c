@@ -4,7 +4,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_CAPACITY = 16, MOST_RESOURCES = 1024 };
+enum {
+    LEAST_CAPACITY = 16,
+    MOST_RESOURCES = 1024,
+    /* Responses of FLUSHes that wait to be sent; rxe has at most as many PSNs outstanding. */
+    MOST_FLUSHES = 128,
+};
+
+/* By enum ibv_wr_opcode. */
+const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
+    [RDMACM_WR_WRITE] = {RDMACM_IS_DATA | RDMACM_IS_WRITE, RDMACM_NO_WORD, RDMACM_WRITE_FIRST, RDMACM_WRITE_MIDDLE,
+                         RDMACM_WRITE_LAST, RDMACM_WRITE_ONLY},
+    [RDMACM_WR_WRITE_WITH_IMM] = {RDMACM_IS_DATA | RDMACM_IS_WRITE, RDMACM_IMMEDIATE, RDMACM_WRITE_FIRST,
+                                  RDMACM_WRITE_MIDDLE, RDMACM_WRITE_LAST_WITH_IMMEDIATE,
+                                  RDMACM_WRITE_ONLY_WITH_IMMEDIATE},
+    [RDMACM_WR_SEND] = {RDMACM_IS_DATA, RDMACM_NO_WORD, RDMACM_SEND_FIRST, RDMACM_SEND_MIDDLE, RDMACM_SEND_LAST,
+                        RDMACM_SEND_ONLY},
+    [RDMACM_WR_SEND_WITH_IMM] = {RDMACM_IS_DATA, RDMACM_IMMEDIATE, RDMACM_SEND_FIRST, RDMACM_SEND_MIDDLE,
+                                 RDMACM_SEND_LAST_WITH_IMMEDIATE, RDMACM_SEND_ONLY_WITH_IMMEDIATE},
+    [RDMACM_WR_SEND_WITH_INV] = {RDMACM_IS_DATA, RDMACM_INVALIDATED, RDMACM_SEND_FIRST, RDMACM_SEND_MIDDLE,
+                                 RDMACM_SEND_LAST_WITH_INVALIDATE, RDMACM_SEND_ONLY_WITH_INVALIDATE},
+    [RDMACM_WR_READ] = {RDMACM_IS_READ, 0, 0, 0, 0, RDMACM_READ_REQUEST},
+    [RDMACM_WR_ATOMIC_CMP_AND_SWP] = {RDMACM_IS_ATOMIC, 0, 0, 0, 0, RDMACM_COMPARE_SWAP},
+    [RDMACM_WR_ATOMIC_FETCH_AND_ADD] = {RDMACM_IS_ATOMIC, 0, 0, 0, 0, RDMACM_FETCH_ADD},
+    [RDMACM_WR_FLUSH] = {RDMACM_IS_FLUSH, 0, 0, 0, 0, RDMACM_FLUSH},
+    [RDMACM_WR_ATOMIC_WRITE] = {RDMACM_IS_ATOMIC_WRITE, 0, 0, 0, 0, RDMACM_ATOMIC_WRITE},
+};
 
 void rdmacm_rc_init(struct rdmacm_rc *rc) {
     memset(rc, 0, sizeof *rc);
@@ -45,6 +70,17 @@ bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size
     return true;
 }
 
+void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const uint8_t *data, size_t size) {
+    const struct rdmacm_element *element = memory->elements;
+    for (; size && offset >= element->length; element++)
+        offset -= element->length;
+    for (; size; element++, offset = 0) {
+        size_t part = element->length - offset < size ? (size_t)(element->length - offset) : size;
+        memcpy(element->data + offset, data, part);
+        data += part, size -= part;
+    }
+}
+
 bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted) {
     size_t head = 0;
     return rdmacm_grow(&completions->items, &completions->capacity, &head, completions->count, posted + 1,
@@ -80,16 +116,9 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
         rc->resources = resources;
         rc->resources_capacity = rc->max_dest_rd_atomic;
     }
-    /* A first response and a repeated one for each READ, and an ACK between two of them. */
-    void *ring = rc->responses;
-    bool done = rdmacm_grow(&ring, &rc->responses_capacity, &rc->responses_head, 0,
-                            4 * (size_t)rc->max_dest_rd_atomic + 2, sizeof *rc->responses);
-    rc->responses = ring;
-    if (!done)
-        return false;
     rc->sends_head = rc->sends_count = rc->outstanding_count = rc->send_index = 0;
     rc->recvs_head = rc->recvs_count = 0;
-    rc->responses_head = rc->responses_count = rc->reads_waiting = 0;
+    rc->responses_head = rc->responses_count = rc->unanswered = rc->waiting_flushes = 0;
     rc->resources_next = rc->resources_count = 0;
     rc->current_recv = (struct rdmacm_recv){0};
     rc->core_owns_queues = true;
@@ -97,25 +126,24 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
 }
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    if (!rc->core_owns_queues || send->length > RDMACM_LONGEST_MESSAGE || !rdmacm_rc_has(send->opcode) ||
-        (send->opcode == RDMACM_WR_READ && !rc->max_rd_atomic) || !RDMACM_RING_RESERVE(rc, sends) ||
-        !reserve_completion(rc))
+    if (!rc->core_owns_queues || rc->failed || send->memory.length > RDMACM_LONGEST_MESSAGE ||
+        !rdmacm_rc_has(send->opcode) || !RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))
         return false;
     *RDMACM_RING_AT(rc, sends, rc->sends_count++) = *send;
     return true;
 }
 
 bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    uint32_t packets = rdmacm_packets(rc, send->length);
+    uint32_t packets = rdmacm_send_packets(rc, send);
     if (send->last_psn != rdmacm_psn_add(send->first_psn, packets - 1) || send->received_bytes > send->length ||
-        send->requested_packets > packets || rc->outstanding_count != rc->sends_count || !rdmacm_rc_post_send(rc, send))
+        rc->outstanding_count != rc->sends_count || !rdmacm_rc_post_send(rc, send))
         return false;
     rc->outstanding_count++;
     return true;
 }
 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (!rc->core_owns_queues || !RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
+    if (!rc->core_owns_queues || rc->failed || !RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
         return false;
     *RDMACM_RING_AT(rc, recvs, rc->recvs_count++) = *recv;
     return true;
@@ -142,12 +170,65 @@ void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count) {
     rc->counts.has_any = true;
 }
 
-/* Send again from a PSN on, unless that is under way: then more signs of the same loss are coming. Otherwise there is a
- * retry left, which the caller has checked. */
+/* -- the end ----------------------------------------------------------------------------------------------------------- */
+
+static void flush_recv(struct rdmacm_rc *rc, void *pin, uint8_t status) {
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, 0);
+    completion->is_recv = true;
+    completion->status = status;
+}
+
+static void complete_current_recv(struct rdmacm_rc *rc, uint8_t status) {
+    if (rc->current_recv.pin)
+        flush_recv(rc, rc->current_recv.pin, status);
+    rc->current_recv = (struct rdmacm_recv){0};
+}
+
+void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
+    if (rc->failed)
+        return;
+    rc->failed = true;
+    if (status != RDMACM_WC_WR_FLUSH_ERR)
+        rc->failure = status;
+    rc->rnr_waiting = rc->has_deadline = false;
+    rc->next_psn = rc->end_psn;
+    for (size_t i = 0; i < rc->sends_count; i++) {
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, i);
+        struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, 0);
+        completion->opcode = send->opcode;
+        completion->status = status;
+        status = RDMACM_WC_WR_FLUSH_ERR;
+    }
+    rc->sends_count = rc->outstanding_count = rc->send_index = 0;
+    complete_current_recv(rc, RDMACM_WC_WR_FLUSH_ERR);
+    for (size_t i = 0; i < rc->recvs_count; i++)
+        flush_recv(rc, RDMACM_RING_AT(rc, recvs, i)->pin, RDMACM_WC_WR_FLUSH_ERR);
+    rc->recvs_count = 0;
+}
+
+/* End the connection because of a request of the peer: the receive in progress completes with `status`. */
+void rdmacm_fail_receive(struct rdmacm_rc *rc, uint8_t status) {
+    if (rc->failed)
+        return;
+    complete_current_recv(rc, status);
+    rdmacm_rc_fail(rc, RDMACM_WC_WR_FLUSH_ERR);
+    rc->failure = status;
+    rc->has_failed_peer = true;
+}
+
+/* -- time -------------------------------------------------------------------------------------------------------------- */
+
+/* Send again from a PSN on, or fail if that was done too often; unless it is under way: then more signs of the same loss
+ * are coming. */
 void rdmacm_retransmit(struct rdmacm_rc *rc, uint32_t psn, double now) {
     if (rc->retransmitting)
         return;
     rc->retransmitting = true;
+    if (rc->retries_left <= 0) {
+        rdmacm_count(rc, RDMACM_RETRIES_EXCEEDED);
+        rdmacm_rc_fail(rc, RDMACM_WC_RETRY_EXC_ERR);
+        return;
+    }
     rdmacm_count(rc, RDMACM_RETRIES);
     rc->retries_left--;
     rc->window = rc->loss_window;
@@ -170,13 +251,33 @@ bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now) {
         rdmacm_start_timer(rc, now);
         return true;
     }
-    if (rc->retries_left <= 0)
-        return false;
     rc->retransmitting = false;
     rdmacm_count(rc, RDMACM_TIMEOUTS);
     rdmacm_retransmit(rc, rc->unacked_psn, now);
     return true;
 }
+
+/* -- responses --------------------------------------------------------------------------------------------------------- */
+
+struct rdmacm_response *rdmacm_add_response(struct rdmacm_rc *rc) {
+    /* A first response and two repeated ones of each resource, as a new one may displace one that is answered again; those
+     * of FLUSHes; and an ACK between two of them. */
+    size_t most = 2 * (3 * (size_t)rc->max_dest_rd_atomic + MOST_FLUSHES) + 2;
+    if (rc->responses_count >= most || !RDMACM_RING_RESERVE(rc, responses))
+        return NULL;
+    struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
+    *response = (struct rdmacm_response){.syndrome = RDMACM_ACK_SYNDROME, .msn = rc->msn};
+    return response;
+}
+
+void rdmacm_drop_response(struct rdmacm_rc *rc) {
+    const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
+    rc->waiting_flushes -= response->of.operation == RDMACM_OPERATION_FLUSH;
+    rc->unanswered -= response->of.operation && response->of.operation != RDMACM_OPERATION_FLUSH && !response->is_repeated;
+    RDMACM_RING_DROP(rc, responses);
+}
+
+bool rdmacm_has_most_flushes(const struct rdmacm_rc *rc) { return rc->waiting_flushes >= MOST_FLUSHES; }
 
 /* Queue an ACK or NAK. It replaces one that is still to be sent directly before it, and acknowledges as much. */
 void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome) {
@@ -188,9 +289,10 @@ void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome) {
         return;
     }
     struct rdmacm_response *last = RDMACM_RING_AT(rc, responses, rc->responses_count - 1);
-    if (last->is_read) {
-        last = RDMACM_RING_AT(rc, responses, rc->responses_count++);
-        memset(last, 0, sizeof *last);
+    if (last->of.operation) {
+        last = rdmacm_add_response(rc);
+        if (!last) /* as if it had been lost */
+            return;
         last->psn = psn;
     } else if (is_nak || rdmacm_psn_is_after(psn, last->psn)) {
         last->psn = psn;

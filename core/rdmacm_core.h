@@ -42,6 +42,8 @@ uint32_t rdmacm_flow_start(const struct rdmacm_flow *flow, size_t length, uint16
 
 /* The IPv4 identification of a packet of `length` bytes whose CRC with `guess` is `crc`; -1 for a damaged packet. */
 int32_t rdmacm_flow_solve(const struct rdmacm_flow *flow, uint32_t crc, size_t length, uint16_t guess);
+/* That of a packet with a BTH and an ICRC; -1 for a damaged one. */
+int32_t rdmacm_flow_identify(const struct rdmacm_flow *flow, const uint8_t *data, size_t size, uint16_t guess);
 
 /* -- hash tables ----------------------------------------------------------------------------------------------------- */
 
@@ -90,54 +92,105 @@ struct rdmacm_region {
     uint32_t access; /* bits of enum ibv_access_flags */
 };
 
-/* The regions of a device are a table of copies of these. False without memory, and for a key that is there or is 0. */
-bool rdmacm_regions_add(struct rdmacm_table *regions, uint32_t key, const struct rdmacm_region *region);
+/* The regions of a device. */
+struct rdmacm_regions {
+    struct rdmacm_table table; /* of copies of struct rdmacm_region */
+    size_t windows;            /* the owner has so many, which have other keys */
+};
+
+/* False without memory, and for a key that is there or is 0. */
+bool rdmacm_regions_add(struct rdmacm_regions *regions, uint32_t key, const struct rdmacm_region *region);
 /* The pin of the region that was removed; NULL for an unknown key. */
-void *rdmacm_regions_remove(struct rdmacm_table *regions, uint32_t key);
+void *rdmacm_regions_remove(struct rdmacm_regions *regions, uint32_t key);
 /* The `length` bytes at `address` for a peer; NULL if key, protection domain, permission or range is wrong. `pin`, which
  * may be NULL, becomes the region's. */
-uint8_t *rdmacm_regions_find(const struct rdmacm_table *regions, uint64_t pd, uint32_t key, uint64_t address,
+uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
                              uint64_t length, uint32_t access, void **pin);
+/* Whether a peer may access the whole region of a key so. */
+bool rdmacm_regions_permit(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint32_t access);
+/* Whether a key that is not there may be that of a window of the owner's. */
+bool rdmacm_may_be_window(const struct rdmacm_regions *regions);
 
 /* -- work requests and completions ----------------------------------------------------------------------------------- */
 
-/* A request of the send queue, with one local buffer. */
-struct rdmacm_send {
-    void *pin;          /* the owner's; keeps the buffer alive */
-    uint8_t *data;       /* the source of SEND and WRITE, the destination of READ; NULL for no bytes */
-    uint64_t remote_addr;
-    uint32_t length;     /* bytes */
-    uint32_t rkey;
-    uint8_t opcode;      /* enum ibv_wr_opcode; SEND_WITH_IMM of datagrams alone */
-    bool solicited;
-    bool unsignaled;     /* whether its success makes no completion for the user */
-    /* Set when the request begins. */
-    uint32_t first_psn, last_psn;
-    uint32_t received_bytes;    /* READ: bytes of the response that have arrived */
-    uint32_t requested_packets; /* READ: packets of the response that have been requested */
+/* Part of the local memory of a request. */
+struct rdmacm_element {
+    uint8_t *data;
+    uint32_t length; /* bytes, not 0 */
+    uint32_t lkey;   /* the key that the user has named it by; 0: the owner has found the memory */
 };
 
-/* A request of the receive queue, with one buffer. */
+/* The local memory of a request. The elements live as long as its pin. */
+struct rdmacm_memory {
+    const struct rdmacm_element *elements;
+    uint32_t count;
+    bool is_inaccessible; /* whether a key or a range was wrong; then there are no elements */
+    uint64_t length;      /* bytes of all elements */
+};
+
+/* A request of the send queue. */
+struct rdmacm_send {
+    void *pin;                   /* the owner's; keeps the memory alive */
+    struct rdmacm_memory memory; /* the source of SEND, WRITE and ATOMIC WRITE, the destination of READ and atomics */
+    uint32_t length;             /* bytes of the message, of the response to a READ, or that a FLUSH names */
+    uint32_t rkey;
+    uint64_t remote_addr;
+    uint64_t compare_add, swap; /* the operands of an atomic */
+    uint32_t word;              /* immediate data, or the key that the peer invalidates */
+    uint8_t opcode;             /* enum ibv_wr_opcode */
+    uint8_t placement, level;   /* of a FLUSH: enum ibv_placement_type, enum ibv_selectivity_level */
+    bool solicited;
+    bool fence;      /* whether it begins when earlier READs, atomics, FLUSHes and ATOMIC WRITEs are complete */
+    bool unsignaled; /* whether its success makes no completion for the user */
+    /* Set when the request begins. */
+    bool had_icrc_twice; /* FLUSH: whether the last packet had rxe's ICRC */
+    uint32_t first_psn, last_psn;
+    uint32_t received_bytes; /* READ: bytes of the response that have arrived */
+    /* READ, atomics and ATOMIC WRITE: packets of the response that have been requested. FLUSH: how often it was sent. */
+    uint32_t requested_packets;
+};
+
+/* How the requests of an opcode are sent. */
+struct rdmacm_request_type {
+    uint8_t flags;                     /* 0: the core does not know the opcode */
+    uint8_t word_kind;                 /* what the last packet of a message has, enum rdmacm_word */
+    uint8_t first, middle, last, only; /* the opcodes of its packets */
+};
+
+enum {
+    RDMACM_IS_DATA = 1, /* a message: SEND or WRITE; the others are requests of one packet each */
+    RDMACM_IS_WRITE = 2,
+    RDMACM_IS_READ = 4,
+    RDMACM_IS_ATOMIC = 8,
+    RDMACM_IS_FLUSH = 16,
+    RDMACM_IS_ATOMIC_WRITE = 32,
+    /* Its response is a READ response of no bytes (InfiniBand Architecture, annex A19). */
+    RDMACM_HAS_EMPTY_RESPONSE = RDMACM_IS_FLUSH | RDMACM_IS_ATOMIC_WRITE,
+    /* An ACK of it or of a later one completes it. The others need their own response, for the data in it. */
+    RDMACM_IS_ACKNOWLEDGED = RDMACM_IS_DATA | RDMACM_HAS_EMPTY_RESPONSE,
+    RDMACM_REQUEST_TYPES = RDMACM_WR_ATOMIC_WRITE + 1,
+};
+
+extern const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES];
+
+/* A request of the receive queue. */
 struct rdmacm_recv {
     void *pin;
-    uint8_t *data;
-    uint64_t length; /* bytes */
-    uint32_t lkey;   /* of a receive that the core has made of the user's; else 0 */
+    struct rdmacm_memory memory;
 };
 
-/* A completion of success. Failures are the Python engine's. */
 struct rdmacm_completion {
-    void *pin;       /* that of the request */
+    void *pin; /* that of the request */
     uint32_t byte_len;
-    uint8_t opcode;   /* enum ibv_wr_opcode of a send */
+    uint8_t status; /* enum ibv_wc_status */
+    uint8_t opcode; /* enum ibv_wr_opcode: of a send; of a receive WRITE_WITH_IMM if a WRITE has taken it */
+    uint8_t word_kind;
     bool is_recv;
     bool solicited;
-    bool unsignaled;
-    /* Of a received datagram, else 0. */
+    bool unsignaled; /* the user does not see it */
     bool is_datagram;
-    bool has_imm;
-    uint32_t imm;     /* immediate data */
-    uint32_t src_qp;
+    uint32_t word;   /* immediate data, or the key that the peer has invalidated */
+    uint32_t src_qp; /* of a datagram */
 };
 
 /* Those that the owner has not taken; there is room for everything that is posted. */
@@ -146,18 +199,20 @@ struct rdmacm_completions {
     size_t capacity, count;
 };
 
-/* A READ that was executed. */
+/* A responder resource: what is kept of a request to answer it again (InfiniBand Architecture 9.4.4). */
 struct rdmacm_resource {
-    uint64_t address;
+    uint64_t address;  /* READ: the memory to send */
+    uint64_t original; /* the value before an atomic */
     uint32_t rkey;
-    uint32_t length; /* bytes */
+    uint32_t length; /* bytes; 0 for an ATOMIC WRITE or FLUSH */
     uint32_t first_psn, last_psn;
+    int32_t operation; /* READ, ATOMIC, ATOMIC_WRITE or FLUSH; 0: none */
 };
 
 /* Packets the responder has to send. */
 struct rdmacm_response {
-    struct rdmacm_resource read; /* PSNs of the whole response, the memory that is sent; of an ACK, nothing */
-    bool is_read, is_repeated;
+    struct rdmacm_resource of; /* what is answered; its operation is 0 for an ACK or NAK */
+    bool is_repeated;
     uint32_t psn, last_psn; /* of the packets still to be sent */
     uint32_t offset;        /* bytes that were sent */
     uint32_t syndrome, msn;
@@ -176,7 +231,9 @@ enum rdmacm_count {
     RDMACM_DROPPED_NOT_READY,   /* SENDs without a receive */
     RDMACM_DROPPED_REFUSED,     /* READ requests that came again when their memory was gone */
     RDMACM_DROPPED_ANSWERS,     /* answers to no request that is outstanding */
-    RDMACM_DROPPED_NO_RECEIVE,  /* datagrams without a receive */
+    RDMACM_RETRIES_EXCEEDED,    /* connections that ended as no retry was left */
+    RDMACM_RNR_RETRIES_EXCEEDED,
+    RDMACM_DROPPED_NO_RECEIVE, /* datagrams without a receive */
     RDMACM_COUNTS,
 };
 
@@ -184,6 +241,21 @@ enum rdmacm_count {
 struct rdmacm_counts {
     bool has_any; /* whether one of a connection is not 0 */
     uint32_t of[RDMACM_COUNTS];
+};
+
+/* Why an engine drops a packet; the names are those of EngineCounters.dropped. */
+enum rdmacm_refusal {
+    RDMACM_REFUSED_LENGTH,
+    RDMACM_REFUSED_OPCODE,
+    RDMACM_REFUSED_VERSION,
+    RDMACM_REFUSED_QPN,
+    RDMACM_REFUSED_STATE,
+    RDMACM_REFUSED_PKEY,
+    RDMACM_REFUSED_QKEY,
+    RDMACM_REFUSED_ICRC,
+    RDMACM_REFUSED_SHORT_RECEIVE,
+    RDMACM_REFUSALS,
+    RDMACM_NOT_REFUSED = RDMACM_REFUSALS,
 };
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
@@ -203,6 +275,9 @@ struct rdmacm_rc {
     bool core_owns_queues; /* whether the core has the queues */
     bool is_held; /* whether they are being filled: the wire leaves the connection alone */
     bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
+    uint8_t failure;       /* the status of the error that has ended it; 0: none, or the owner has ended it */
+    bool has_failed_peer;  /* whether that was an error of a request of the peer */
+    bool flush_icrc_twice; /* whether FLUSHes get rxe's ICRC at first */
 
     /* requester */
     uint32_t next_psn, end_psn, unacked_psn;
@@ -215,7 +290,7 @@ struct rdmacm_rc {
     bool has_deadline;
 
     /* responder */
-    const struct rdmacm_table *regions; /* of struct rdmacm_region; NULL: requests that name memory are not taken */
+    const struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
     uint64_t pd;
     uint32_t access;
     uint32_t expected_psn, executed_psn, msn;
@@ -238,13 +313,15 @@ struct rdmacm_rc {
     struct rdmacm_recv current_recv; /* the SEND in progress; pin NULL: none */
     struct rdmacm_response *responses;
     size_t responses_capacity, responses_head, responses_count;
-    size_t reads_waiting; /* first responses of READs in the ring */
-    struct rdmacm_resource *resources; /* the latest READs, the next one to be replaced at `resources_next` */
+    size_t unanswered, waiting_flushes; /* in the ring: first responses of resources that are kept, those of FLUSHes */
+    struct rdmacm_resource *resources; /* the latest ones, the next one to be replaced at `resources_next` */
     size_t resources_capacity, resources_next, resources_count;
 
     struct rdmacm_completions completions;
 
     struct rdmacm_counts counts;
+    bool has_refused;               /* the same of packets that nobody needs to know of */
+    uint32_t refused[RDMACM_REFUSALS];
 };
 
 /* A connection with all fields 0, but ack_psn. */
@@ -254,7 +331,7 @@ void rdmacm_rc_free(struct rdmacm_rc *rc);
 
 /* Whether requests of this opcode may be queued. */
 static inline bool rdmacm_rc_has(uint64_t opcode) {
-    return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_WRITE || opcode == RDMACM_WR_READ;
+    return opcode < RDMACM_REQUEST_TYPES && rdmacm_request_types[opcode].flags;
 }
 
 /* Begin to use the queues, which are empty. False, with nothing done, where the connection is not as it has to be, or
@@ -269,41 +346,34 @@ bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
 
-/* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet), up to the first
- * that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.
+/* Process the packets of a train of a flow, `segment` bytes each (the last may be shorter; 0: a single packet), up to the
+ * first that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.
  * `accepted` is how many of them were not dropped. `first_identification` is that of the train's first packet, -1 if
  * none was processed. */
-size_t rdmacm_rc_take(struct rdmacm_rc *rc, const uint8_t *data, size_t size, size_t segment, double now,
-                      size_t *accepted, int32_t *first_identification);
+size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
+                      size_t segment, double now, size_t *accepted, int32_t *first_identification);
 
-/* Why an engine drops a packet; the names are those of EngineCounters.dropped. */
-enum rdmacm_refusal {
-    RDMACM_REFUSED_LENGTH,
-    RDMACM_REFUSED_OPCODE,
-    RDMACM_REFUSED_VERSION,
-    RDMACM_REFUSED_PKEY,
-    RDMACM_REFUSED_QKEY,
-    RDMACM_REFUSED_ICRC,
-    RDMACM_REFUSED_SHORT_RECEIVE,
-    RDMACM_REFUSALS,
-    RDMACM_NOT_REFUSED = RDMACM_REFUSALS,
-};
-
-/* Whether the ICRC of a packet is wrong for each IPv4 identification. `data` is the same afterwards. */
-bool rdmacm_is_damaged(const struct rdmacm_flow *flow, uint8_t *data, size_t size, uint16_t guess);
-/* Why a connection in RTS drops a packet that names it and that rdmacm_rc_take() has left, whatever the connection is in
- * the midst of; in the order of the checks of the engine. */
-enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, uint8_t *data,
+/* Why a connection drops a packet that names it and that rdmacm_rc_take() has not processed, whatever the connection is
+ * in the midst of; in the order of the checks of the engine. */
+enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data,
                                       size_t size);
 
-/* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for. False, with nothing
- * done, if the owner has to do it: the connection fails for lack of retries, or the owner has the queues. */
+/* End the connection: everything posted completes, the oldest send with `status`, all others as flushed. */
+void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status);
+
+/* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for; without a retry left,
+ * the connection fails. False, with nothing done, if the owner has the queues. */
 bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now);
 
 /* Whether rdmacm_rc_build may return something: 0 nothing, 1 one ACK, which may wait for a moment, 2 packets. */
 int rdmacm_rc_to_send(const struct rdmacm_rc *rc);
 
-enum { RDMACM_BUILD_LIMIT = 1024 };
+enum {
+    RDMACM_BUILD_LIMIT = 1024, /* packets of one call */
+    RDMACM_MOST_ELEMENTS = 32, /* of a request */
+    RDMACM_MOST_PIECES = 4 * RDMACM_BUILD_LIMIT,
+    RDMACM_MOST_HEADERS = 60, /* bytes of headers, padding and ICRC of a packet */
+};
 
 struct rdmacm_datagram {
     size_t first, count; /* its pieces in `pieces` */
@@ -314,16 +384,17 @@ struct rdmacm_datagram {
 /* Datagrams ready for the wire. The pieces point to the buffers of the requests and regions and to `headers`; they are
  * valid until the next call for the connection or its regions. */
 struct rdmacm_out {
-    struct rdmacm_datagram datagrams[RDMACM_BUILD_LIMIT + 2];
-    size_t datagrams_count;
-    struct iovec pieces[3 * (RDMACM_BUILD_LIMIT + 2)];
+    struct rdmacm_datagram datagrams[RDMACM_BUILD_LIMIT];
+    size_t datagrams_count, packets_count;
+    struct iovec pieces[RDMACM_MOST_PIECES];
     size_t pieces_count;
-    uint8_t headers[48 * (RDMACM_BUILD_LIMIT + 2)];
+    uint8_t headers[RDMACM_MOST_HEADERS * RDMACM_BUILD_LIMIT];
     size_t headers_used;
     /* the open train */
     const struct rdmacm_flow *flow;
     size_t train;   /* bytes it may have */
     size_t packets; /* it has */
+    size_t joined;  /* pieces of these */
     size_t left;    /* packets it may still take */
 };
 
@@ -331,16 +402,23 @@ struct rdmacm_out {
 void rdmacm_out_begin(struct rdmacm_out *out, const struct rdmacm_flow *flow, size_t train);
 void rdmacm_out_finish(struct rdmacm_out *out);
 
-/* Where the next headers go: there is room for the longest, 28 bytes, and for three pad bytes and the ICRC. */
+/* Where the next headers go: there is room for the longest, and for three pad bytes and the ICRC. */
 static inline uint8_t *rdmacm_out_headers(struct rdmacm_out *out) { return out->headers + out->headers_used; }
 
-/* Add a packet: its headers, which are at rdmacm_out_headers(), and its payload. It joins the train if its size
- * allows. */
-void rdmacm_out_add(struct rdmacm_out *out, size_t headers_length, const uint8_t *data, size_t length);
+/* Whether there is room for one more packet, with the most pieces that one may have. */
+static inline bool rdmacm_out_has_room(const struct rdmacm_out *out) {
+    return out->packets_count < RDMACM_BUILD_LIMIT && out->pieces_count + RDMACM_MOST_ELEMENTS + 2 <= RDMACM_MOST_PIECES;
+}
 
-/* Build up to `limit` packets, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes (0: none). False,
- * with nothing done, if the core cannot answer a READ of the peer: its memory has changed. */
-bool rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now);
+/* Add a packet: its headers, which are at rdmacm_out_headers(), and as payload `length` bytes of elements from byte
+ * `offset` on. It joins the train if its size allows. */
+void rdmacm_out_add(struct rdmacm_out *out, size_t headers_length, const struct rdmacm_element *elements,
+                    uint64_t offset, size_t length);
+/* Add a packet without payload that has rxe's ICRC of a FLUSH (rdmacm.proto.roce.icrc). */
+void rdmacm_out_add_twice(struct rdmacm_out *out, size_t headers_length);
+
+/* Build up to `limit` packets, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes (0: none). */
+void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now);
 
 /* -- helpers for the files of the core ------------------------------------------------------------------------------- */
 
@@ -354,6 +432,8 @@ bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size
 #define RDMACM_RING_DROP(of, ring)                                                                                     \
     ((of)->ring##_head = ((of)->ring##_head + 1) & ((of)->ring##_capacity - 1), (of)->ring##_count--)
 
+/* Copy bytes into memory from byte `offset` on, where there is room for them. */
+void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const uint8_t *data, size_t size);
 /* The memory of a peer's request; NULL if it may not have it. */
 static inline uint8_t *rdmacm_rc_memory(const struct rdmacm_rc *rc, uint32_t rkey, uint64_t address, uint32_t length,
                                         uint32_t access) {
@@ -380,6 +460,12 @@ static inline bool rdmacm_psn_is_after(uint32_t a, uint32_t b) {
 /* PSNs of a message or READ response of `length` bytes. */
 static inline uint32_t rdmacm_packets(const struct rdmacm_rc *rc, uint32_t length) {
     return length ? (length - 1) / rc->path_mtu + 1 : 1;
+}
+
+/* PSNs of a request. */
+static inline uint32_t rdmacm_send_packets(const struct rdmacm_rc *rc, const struct rdmacm_send *send) {
+    bool has_several = rdmacm_request_types[send->opcode].flags & (RDMACM_IS_DATA | RDMACM_IS_READ);
+    return has_several ? rdmacm_packets(rc, send->length) : 1;
 }
 
 static inline uint32_t rdmacm_load32(const uint8_t *p) {
@@ -411,10 +497,18 @@ void rdmacm_crc32_init(void);
 void rdmacm_icrc_init(void);
 void rdmacm_start_timer(struct rdmacm_rc *rc, double now);
 void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome);
+/* Add a response whose fields are 0, but an ACK's syndrome and the MSN. NULL without memory, and for more than may wait. */
+struct rdmacm_response *rdmacm_add_response(struct rdmacm_rc *rc);
+/* Drop the first one. */
+void rdmacm_drop_response(struct rdmacm_rc *rc);
+/* Whether as many responses of FLUSHes wait as may. */
+bool rdmacm_has_most_flushes(const struct rdmacm_rc *rc);
+void rdmacm_fail_receive(struct rdmacm_rc *rc, uint8_t status);
 
 /* Whether there are request packets to send. */
 static inline bool rdmacm_wants_to_send(const struct rdmacm_rc *rc) {
-    return (rc->next_psn != rc->end_psn || rc->sends_count > rc->outstanding_count) && !rc->rnr_waiting;
+    return !rc->rnr_waiting &&
+           (rc->next_psn != rc->end_psn || (rc->sends_count > rc->outstanding_count && !rc->paused));
 }
 
 void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count);

@@ -13,10 +13,9 @@ enum { RDMACM_UD_MOST_PAYLOAD = 4096 };
 /* A datagram to send. */
 struct rdmacm_ud_send {
     void *pin;          /* the owner's; keeps the buffer and the route alive */
-    const uint8_t *data; /* NULL for no bytes */
+    struct rdmacm_memory memory;
     void *route;         /* the owner's; packets of one route may be a train */
     struct rdmacm_flow flow;
-    uint32_t length; /* bytes */
     uint32_t dest_qpn, qkey;
     uint32_t imm; /* immediate data */
     bool has_imm, solicited;
@@ -72,7 +71,8 @@ size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, si
                       const struct rdmacm_ud_source *from, size_t *accepted, size_t *no_receive);
 
 /* Why the engine drops a packet for the queue pair that rdmacm_ud_take() has left; in the order of its checks. */
-enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, uint8_t *data, size_t size);
+enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, const uint8_t *data,
+                                      size_t size);
 
 /* Where the next packet goes; NULL: there is none to send. */
 void *rdmacm_ud_next_route(struct rdmacm_ud *ud);

@@ -137,7 +137,8 @@ struct rdmacm_conn {
     uint32_t qp_num;
     /* Of a connection: packets are accepted from this address and port to that address. */
     uint8_t remote[16], local[16];
-    uint16_t remote_port;  /* network order */
+    uint16_t remote_port;  /* that the last packet came from, in network order; 0: none came */
+    struct rdmacm_flow flow; /* of packets from there */
     uint32_t remote_scope; /* of IPv6, the interface index; else 0 */
     /* Of a connection: the route of outgoing packets. */
     int fd;
@@ -146,7 +147,8 @@ struct rdmacm_conn {
     int64_t sends_change, recvs_change;
     struct rdmacm_known *known;
     unsigned events; /* RDMACM_EVENT_...: what the owner has to do */
-    bool has_timer; /* whether the owner will call its timer, at some time */
+    bool has_timer;   /* whether the owner will call its timer, at some time */
+    bool told_failed; /* whether the owner was told that its engine has failed */
     bool in_acks, in_ready, in_events, in_timers;
     struct rdmacm_conn *next_ack, *next_ready, *next_event;
     struct rdmacm_conn *next_timer, *previous_timer;
@@ -322,6 +324,8 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass completions on to the queues. */
 void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions);
 void rdmacm_wire_list_event(struct rdmacm_conn *conn, unsigned event);
+/* Count what the engine of a connection has refused as the wire does. */
+void rdmacm_wire_count_refused(struct rdmacm_conn *conn);
 /* Whether no more datagrams of a queue pair may wait for the owner. */
 bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_known *known);
 

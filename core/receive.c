@@ -1,6 +1,8 @@
-/* Packets received. Every check comes before the first change: a packet is processed as a whole or not at all.
+/* Packets received: how the peer's requests are executed and answered, and how its answers are processed.
  *
- * The Python engine has the same rules at length (responder.py, responses.py). What ends a connection is left to it.
+ * The Python engine has the same rules at length (responder.py, responses.py). Checks are made in the order of InfiniBand
+ * Architecture 9.7.4 and of rxe: opcode sequence, permission, resources, lengths, then the memory key; only then is memory
+ * touched.
  */
 #include "rdmacm_core.h"
 
@@ -9,6 +11,7 @@
 /* The parts of a packet. `body` follows the BTH, without padding and ICRC. */
 struct packet {
     uint8_t opcode;
+    struct rdmacm_packet_type type;
     bool solicited, ack_requested;
     uint32_t psn;
     const uint8_t *body;
@@ -22,6 +25,8 @@ enum outcome {
     DROPPED, /* it was counted, and perhaps answered */
 };
 
+static const struct rdmacm_packet_type packet_types[256] = RDMACM_PACKETS;
+
 static enum outcome dropped(struct rdmacm_rc *rc, enum rdmacm_count reason) {
     rdmacm_count(rc, reason);
     return DROPPED;
@@ -29,176 +34,334 @@ static enum outcome dropped(struct rdmacm_rc *rc, enum rdmacm_count reason) {
 
 /* -- requests of the peer -------------------------------------------------------------------------------------------- */
 
-/* First and middle packets have one MTU of payload, last packets at least a byte, only packets any number. */
-static bool has_right_size(const struct rdmacm_rc *rc, bool is_start, bool is_end, size_t size) {
-    return is_end ? size <= rc->path_mtu && (is_start || size) : size == rc->path_mtu;
+/* Answer a request that cannot be executed with a NAK. Unless it only has to come again, the connection ends, and the
+ * receive in progress completes with `status`. */
+static enum outcome refuse(struct rdmacm_rc *rc, const struct packet *packet, uint32_t syndrome, uint8_t status) {
+    rdmacm_respond(rc, packet->psn, syndrome);
+    rc->nak_sent = true; /* what follows is dropped without another one */
+    if ((syndrome & RDMACM_SYNDROME_KIND) == RDMACM_RNR_NAK)
+        return dropped(rc, RDMACM_DROPPED_NOT_READY);
+    rdmacm_count(rc, RDMACM_DROPPED_REFUSED);
+    rdmacm_fail_receive(rc, status);
+    return DROPPED;
 }
 
-static void executed(struct rdmacm_rc *rc, const struct packet *packet, bool is_end, int32_t operation) {
-    rc->nak_sent = false;
+static enum outcome refuse_invalid(struct rdmacm_rc *rc, const struct packet *packet) {
+    return refuse(rc, packet, RDMACM_NAK_INVALID_REQUEST, RDMACM_WC_REM_INV_REQ_ERR);
+}
+
+static enum outcome refuse_access(struct rdmacm_rc *rc, const struct packet *packet) {
+    return refuse(rc, packet, RDMACM_NAK_REMOTE_ACCESS_ERROR, RDMACM_WC_REM_ACCESS_ERR);
+}
+
+static enum outcome refuse_not_ready(struct rdmacm_rc *rc, const struct packet *packet) {
+    return refuse(rc, packet, RDMACM_RNR_NAK | (rc->min_rnr_timer & 0x1F), RDMACM_WC_SUCCESS);
+}
+
+/* First and middle packets have one MTU of payload, last packets at least a byte, only packets any number. */
+static bool has_right_size(const struct rdmacm_rc *rc, const struct packet *packet, size_t size) {
+    if (!(packet->type.parts & RDMACM_ENDS))
+        return size == rc->path_mtu;
+    return size <= rc->path_mtu && (packet->type.parts & RDMACM_STARTS || size);
+}
+
+/* A packet of a message was executed. */
+static enum outcome executed(struct rdmacm_rc *rc, const struct packet *packet) {
     rc->expected_psn = rdmacm_psn_add(packet->psn, 1);
-    if (is_end) {
+    rc->operation = packet->type.operation;
+    if (packet->type.parts & RDMACM_ENDS) {
         rc->operation = 0;
         rc->msn = rdmacm_psn_add(rc->msn, 1);
         rc->executed_psn = rc->expected_psn;
-    } else {
-        rc->operation = operation;
     }
     if (packet->ack_requested)
         rdmacm_respond(rc, packet->psn, RDMACM_ACK_SYNDROME);
-}
-
-static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet, bool is_start, bool is_end) {
-    if (rc->operation != (is_start ? 0 : RDMACM_OPERATION_SEND) ||
-        !has_right_size(rc, is_start, is_end, packet->size))
-        return LEFT;
-    if (is_start && !rc->recvs_count) {
-        rc->nak_sent = true; /* what follows is dropped without another one */
-        rdmacm_respond(rc, packet->psn, RDMACM_RNR_NAK | (rc->min_rnr_timer & 0x1F));
-        return dropped(rc, RDMACM_DROPPED_NOT_READY);
-    }
-    const struct rdmacm_recv *recv = &rc->current_recv;
-    uint64_t offset = rc->message_offset;
-    if (is_start) {
-        recv = RDMACM_RING_AT(rc, recvs, 0);
-        offset = 0;
-    } else if (!recv->pin) {
-        return LEFT;
-    }
-    if (offset > recv->length || packet->size > recv->length - offset || offset + packet->size > UINT32_MAX)
-        return LEFT;
-    if (packet->size)
-        memcpy(recv->data + offset, packet->body, packet->size);
-    if (is_start) {
-        rc->current_recv = *recv;
-        rc->recv_capacity = recv->length;
-        RDMACM_RING_DROP(rc, recvs);
-    }
-    rc->message_offset = offset + packet->size;
-    if (is_end) {
-        struct rdmacm_completion *completion =
-            rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)rc->message_offset);
-        completion->is_recv = true;
-        completion->solicited = packet->solicited;
-        rc->current_recv = (struct rdmacm_recv){0};
-    }
-    executed(rc, packet, is_end, RDMACM_OPERATION_SEND);
     return TAKEN;
 }
 
-static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet, bool is_start, bool is_end) {
-    if (rc->operation != (is_start ? 0 : RDMACM_OPERATION_WRITE))
+static void complete_recv(struct rdmacm_rc *rc, const struct packet *packet, void *pin, uint64_t length, uint8_t opcode,
+                          uint32_t word) {
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, (uint32_t)length);
+    completion->is_recv = true;
+    completion->solicited = packet->solicited;
+    completion->opcode = opcode;
+    completion->word_kind = packet->type.word;
+    completion->word = word;
+}
+
+static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet) {
+    const uint8_t *data = packet->body;
+    size_t size = packet->size;
+    uint32_t word = 0;
+    if (packet->type.word) {
+        word = rdmacm_load32(data);
+        data += 4, size -= 4;
+    }
+    if (!has_right_size(rc, packet, size))
+        return refuse_invalid(rc, packet);
+    if (packet->type.word == RDMACM_INVALIDATED)
         return LEFT;
+    if (packet->type.parts & RDMACM_STARTS) {
+        if (!rc->recvs_count)
+            return refuse_not_ready(rc, packet);
+        rc->current_recv = *RDMACM_RING_AT(rc, recvs, 0);
+        RDMACM_RING_DROP(rc, recvs);
+        rc->message_offset = 0;
+        rc->recv_capacity = rc->current_recv.memory.length;
+    }
+    const struct rdmacm_recv *recv = &rc->current_recv;
+    if (recv->memory.is_inaccessible)
+        return refuse(rc, packet, RDMACM_NAK_REMOTE_OPERATIONAL_ERROR, RDMACM_WC_LOC_QP_OP_ERR);
+    uint64_t offset = rc->message_offset, end = offset + size;
+    rc->message_offset = end;
+    if (end > recv->memory.length || end > RDMACM_LONGEST_MESSAGE)
+        return refuse(rc, packet, RDMACM_NAK_INVALID_REQUEST, RDMACM_WC_LOC_LEN_ERR);
+    rdmacm_scatter(&recv->memory, offset, data, size);
+    if (packet->type.parts & RDMACM_ENDS) {
+        complete_recv(rc, packet, recv->pin, end, RDMACM_WR_SEND, word);
+        rc->current_recv = (struct rdmacm_recv){0};
+    }
+    return executed(rc, packet);
+}
+
+static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet) {
     const uint8_t *data = packet->body;
     size_t size = packet->size;
     uint64_t address = rc->write_address, offset = rc->message_offset;
-    uint32_t rkey = rc->write_rkey, length = rc->write_length;
-    if (is_start) {
+    uint32_t rkey = rc->write_rkey, length = rc->write_length, word = 0;
+    if (packet->type.parts & RDMACM_STARTS) {
         address = rdmacm_load64(data);
         rkey = rdmacm_load32(data + 8);
         length = rdmacm_load32(data + 12);
         offset = 0;
-        data += RDMACM_RETH_LENGTH;
-        size -= RDMACM_RETH_LENGTH;
+        data += RDMACM_RETH_LENGTH, size -= RDMACM_RETH_LENGTH;
         if (!(rc->access & RDMACM_ACCESS_REMOTE_WRITE) || length > RDMACM_LONGEST_MESSAGE)
-            return LEFT;
+            return refuse_invalid(rc, packet);
     }
-    if (!has_right_size(rc, is_start, is_end, size) || offset > length || size > length - offset)
-        return LEFT;
-    uint64_t end = offset + size;
-    if (is_end ? end != length : end >= length)
-        return LEFT;
+    if (packet->type.word) {
+        word = rdmacm_load32(data);
+        data += 4, size -= 4;
+    }
+    if (!has_right_size(rc, packet, size))
+        return refuse_invalid(rc, packet);
+    uint8_t *target = NULL;
     if (length) { /* the memory may have been deregistered since the last packet */
-        uint8_t *target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
+        target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
         if (!target)
-            return LEFT;
-        if (size)
-            memcpy(target + offset, data, size);
+            return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
     }
+    uint64_t end = offset + size;
+    if (packet->type.parts & RDMACM_ENDS ? end != length : end >= length)
+        return refuse_invalid(rc, packet);
+    if (packet->type.word) { /* immediate data takes a receive */
+        if (!rc->recvs_count)
+            return refuse_not_ready(rc, packet);
+        complete_recv(rc, packet, RDMACM_RING_AT(rc, recvs, 0)->pin, length, RDMACM_WR_WRITE_WITH_IMM, word);
+        RDMACM_RING_DROP(rc, recvs);
+    }
+    if (size)
+        memcpy(target + offset, data, size);
     rc->write_rkey = rkey, rc->write_address = address, rc->write_length = length;
     rc->message_offset = end;
-    executed(rc, packet, is_end, RDMACM_OPERATION_WRITE);
+    return executed(rc, packet);
+}
+
+/* -- requests with a resource ---------------------------------------------------------------------------------------- */
+
+/* Answer a request that was executed, and takes `packets` PSNs. Its resource is kept, but that of a FLUSH: all that its
+ * answer needs is its PSN, and rxe's requester does not limit their number. */
+static enum outcome answer(struct rdmacm_rc *rc, const struct packet *packet, struct rdmacm_resource resource,
+                           uint32_t packets) {
+    resource.operation = packet->type.operation;
+    resource.first_psn = packet->psn;
+    resource.last_psn = rdmacm_psn_add(packet->psn, packets - 1);
+    struct rdmacm_response *response = rdmacm_add_response(rc);
+    if (!response) /* as if it had been lost: the peer sends it again */
+        return dropped(rc, RDMACM_DROPPED_SEQUENCE);
+    rc->expected_psn = rc->executed_psn = rdmacm_psn_add(resource.last_psn, 1);
+    rc->msn = rdmacm_psn_add(rc->msn, 1);
+    response->of = resource;
+    response->psn = resource.first_psn, response->last_psn = resource.last_psn;
+    response->msn = rc->msn;
+    if (resource.operation == RDMACM_OPERATION_FLUSH) {
+        rc->waiting_flushes++;
+        return TAKEN;
+    }
+    rc->unanswered++;
+    rc->resources[rc->resources_next] = resource;
+    rc->resources_next = (rc->resources_next + 1) % rc->resources_capacity;
+    if (rc->resources_count < rc->resources_capacity)
+        rc->resources_count++;
     return TAKEN;
 }
 
-/* Whether there is room for the response of a READ and an ACK after it. */
-static bool has_room(const struct rdmacm_rc *rc) { return rc->responses_count + 2 <= rc->responses_capacity; }
+/* Whether the peer has as many requests without an answer as it may. */
+static bool has_most_unanswered(const struct rdmacm_rc *rc) {
+    return rc->unanswered >= rc->max_dest_rd_atomic || rc->unanswered >= rc->resources_capacity;
+}
 
 static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet) {
     uint64_t address = rdmacm_load64(packet->body);
     uint32_t rkey = rdmacm_load32(packet->body + 8), length = rdmacm_load32(packet->body + 12);
-    if (rc->operation || !(rc->access & RDMACM_ACCESS_REMOTE_READ) || length > RDMACM_LONGEST_MESSAGE ||
-        rc->reads_waiting >= rc->max_dest_rd_atomic || rc->reads_waiting >= rc->resources_capacity ||
-        !has_room(rc))
-        return LEFT;
+    if (!(rc->access & RDMACM_ACCESS_REMOTE_READ) || length > RDMACM_LONGEST_MESSAGE || has_most_unanswered(rc))
+        return refuse_invalid(rc, packet);
     if (length && !rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
-        return LEFT;
-    uint32_t packets = rdmacm_packets(rc, length);
-    struct rdmacm_resource *resource = &rc->resources[rc->resources_next];
-    resource->address = address, resource->rkey = rkey, resource->length = length;
-    resource->first_psn = packet->psn;
-    resource->last_psn = rdmacm_psn_add(packet->psn, packets - 1);
-    rc->resources_next = (rc->resources_next + 1) % rc->resources_capacity;
-    if (rc->resources_count < rc->resources_capacity)
-        rc->resources_count++;
-    rc->nak_sent = false;
-    rc->expected_psn = rc->executed_psn = rdmacm_psn_add(resource->last_psn, 1);
-    rc->msn = rdmacm_psn_add(rc->msn, 1);
-    struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
-    response->read = *resource;
-    response->is_read = true;
-    response->is_repeated = false;
-    response->psn = resource->first_psn, response->last_psn = resource->last_psn;
-    response->offset = 0;
-    response->syndrome = RDMACM_ACK_SYNDROME;
-    response->msn = rc->msn;
-    rc->reads_waiting++;
+        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+    return answer(rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey, .length = length},
+                  rdmacm_packets(rc, length));
+}
+
+static uint64_t load_native(const uint8_t *memory) {
+    uint64_t value;
+    memcpy(&value, memory, sizeof value);
+    return value;
+}
+
+/* One store of a 64-bit word, which no other reader of the memory sees in part where its address allows that. */
+static void store_native(uint8_t *memory, uint64_t value) {
+    if ((uintptr_t)memory % sizeof value == 0)
+        __atomic_store_n((uint64_t *)(void *)memory, value, __ATOMIC_RELAXED);
+    else
+        memcpy(memory, &value, sizeof value);
+}
+
+static enum outcome take_atomic(struct rdmacm_rc *rc, const struct packet *packet) {
+    uint64_t address = rdmacm_load64(packet->body);
+    uint32_t rkey = rdmacm_load32(packet->body + 8);
+    uint64_t first = rdmacm_load64(packet->body + 12), second = rdmacm_load64(packet->body + 20);
+    if (!(rc->access & RDMACM_ACCESS_REMOTE_ATOMIC) || address % 8 || has_most_unanswered(rc))
+        return refuse_invalid(rc, packet);
+    uint8_t *target = rdmacm_rc_memory(rc, rkey, address, 8, RDMACM_ACCESS_REMOTE_ATOMIC);
+    if (!target)
+        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+    uint64_t original = load_native(target);
+    enum outcome outcome = answer(
+        rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey, .length = 8, .original = original}, 1);
+    if (outcome != TAKEN)
+        return outcome;
+    if (packet->opcode == RDMACM_FETCH_ADD)
+        store_native(target, original + first);
+    else if (original == second)
+        store_native(target, first);
     return TAKEN;
 }
 
-/* The kept READ that has a PSN, or NULL. */
+/* The checks are those of rxe and in its order. */
+static enum outcome take_atomic_write(struct rdmacm_rc *rc, const struct packet *packet) {
+    uint64_t address = rdmacm_load64(packet->body);
+    uint32_t rkey = rdmacm_load32(packet->body + 8), length = rdmacm_load32(packet->body + 12);
+    size_t size = packet->size - RDMACM_RETH_LENGTH;
+    if (!(rc->access & RDMACM_ACCESS_REMOTE_WRITE) || has_most_unanswered(rc) || size > rc->path_mtu ||
+        length > RDMACM_LONGEST_MESSAGE)
+        return refuse_invalid(rc, packet);
+    uint8_t *target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
+    if (!target)
+        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+    if (length != 8 || size != 8 || address % 8)
+        return refuse_invalid(rc, packet);
+    enum outcome outcome = answer(rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey}, 1);
+    if (outcome == TAKEN)
+        store_native(target, load_native(packet->body + RDMACM_RETH_LENGTH));
+    return outcome;
+}
+
+/* Nothing is left to do for a FLUSH once its permissions are checked: every write before it was made in the memory itself.
+ * Unlike a READ or WRITE, one of 0 bytes has to have a valid key, as in rxe. */
+static enum outcome take_flush(struct rdmacm_rc *rc, const struct packet *packet) {
+    uint32_t word = rdmacm_load32(packet->body), placement = word & 0xF, level = word >> 4 & 3;
+    const uint8_t *reth = packet->body + RDMACM_FETH_LENGTH;
+    uint64_t address = rdmacm_load64(reth);
+    uint32_t rkey = rdmacm_load32(reth + 8), length = rdmacm_load32(reth + 12);
+    uint32_t access = (placement & RDMACM_PLACEMENT_GLOBAL ? RDMACM_ACCESS_FLUSH_GLOBAL : 0) |
+                      (placement & RDMACM_PLACEMENT_PERSISTENT ? RDMACM_ACCESS_FLUSH_PERSISTENT : 0);
+    bool is_known = !(placement & ~(uint32_t)(RDMACM_PLACEMENT_GLOBAL | RDMACM_PLACEMENT_PERSISTENT)) && placement &&
+                    level <= RDMACM_LEVEL_MR;
+    if (rdmacm_has_most_flushes(rc)) /* as if it had been lost: the peer sends it again */
+        return dropped(rc, RDMACM_DROPPED_SEQUENCE);
+    if (rc->operation || !is_known || access & ~rc->access || length > RDMACM_LONGEST_MESSAGE)
+        return refuse_invalid(rc, packet);
+    bool may = level == RDMACM_LEVEL_MR
+                   ? rdmacm_regions_permit(rc->regions, rc->pd, rkey, access)
+                   : rdmacm_rc_memory(rc, rkey, address, length, access) != NULL;
+    if (!may)
+        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+    return answer(rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey}, 1);
+}
+
+/* -- requests that come again, or too early -------------------------------------------------------------------------- */
+
+/* The kept resource that has a PSN, or NULL. */
 static const struct rdmacm_resource *find_resource(const struct rdmacm_rc *rc, uint32_t psn) {
     for (size_t i = 0; i < rc->resources_count; i++) {
-        const struct rdmacm_resource *read = &rc->resources[i];
-        if (rdmacm_psn_after(psn, read->first_psn) <= rdmacm_psn_after(read->last_psn, read->first_psn))
-            return read;
+        const struct rdmacm_resource *kept = &rc->resources[i];
+        if (rdmacm_psn_after(psn, kept->first_psn) <= rdmacm_psn_after(kept->last_psn, kept->first_psn))
+            return kept;
     }
     return NULL;
 }
 
-/* Answer a READ that was executed before; it may ask for a part of its response. */
-static enum outcome take_read_again(struct rdmacm_rc *rc, const struct packet *packet) {
+/* The repeated response of a resource that still has to be sent: the peer has no use for what is left of it. Else a new
+ * one; NULL if there may be no other. */
+static struct rdmacm_response *repeated_response(struct rdmacm_rc *rc, uint32_t first_psn) {
+    for (size_t i = 0; i < rc->responses_count; i++) {
+        struct rdmacm_response *other = RDMACM_RING_AT(rc, responses, i);
+        if (other->is_repeated && other->of.operation != RDMACM_OPERATION_FLUSH && other->of.first_psn == first_psn)
+            return other;
+    }
+    struct rdmacm_response *response = rdmacm_add_response(rc);
+    if (response)
+        response->is_repeated = true;
+    return response;
+}
+
+/* Answer a READ, atomic or ATOMIC WRITE from its resource; a READ may ask for a part of its response. Address and key of
+ * an ATOMIC WRITE are not compared: rxe repeats it with the address 0. */
+static enum outcome respond_again(struct rdmacm_rc *rc, const struct packet *packet) {
     const struct rdmacm_resource *kept = find_resource(rc, packet->psn);
     if (!kept && rc->resources_count < rc->max_dest_rd_atomic)
         return LEFT; /* Python may have executed it */
-    uint64_t address = rdmacm_load64(packet->body);
-    uint32_t rkey = rdmacm_load32(packet->body + 8), length = rdmacm_load32(packet->body + 12);
-    uint32_t packets = rdmacm_packets(rc, length);
-    if (!kept || rkey != kept->rkey || address < kept->address || length > kept->length ||
-        address - kept->address > kept->length - length ||
-        packets > rdmacm_psn_after(kept->last_psn, packet->psn) + 1)
+    if (!kept || kept->operation != packet->type.operation)
         return dropped(rc, RDMACM_DROPPED_DUPLICATES);
-    /* The peer has no use for what is left of an earlier repeated response. */
-    struct rdmacm_response *response = NULL;
-    for (size_t i = 0; i < rc->responses_count && !response; i++) {
-        struct rdmacm_response *other = RDMACM_RING_AT(rc, responses, i);
-        if (other->is_read && other->is_repeated && other->read.first_psn == kept->first_psn)
-            response = other;
+    struct rdmacm_resource again = *kept;
+    uint32_t packets = 1;
+    if (packet->opcode == RDMACM_READ_REQUEST) {
+        again.address = rdmacm_load64(packet->body);
+        again.length = rdmacm_load32(packet->body + 12);
+        packets = rdmacm_packets(rc, again.length);
+        if (rdmacm_load32(packet->body + 8) != kept->rkey || again.address < kept->address ||
+            again.length > kept->length || again.address - kept->address > kept->length - again.length ||
+            packets > rdmacm_psn_after(kept->last_psn, packet->psn) + 1)
+            return dropped(rc, RDMACM_DROPPED_DUPLICATES);
     }
-    if (!response) {
-        if (!has_room(rc))
-            return LEFT;
-        response = RDMACM_RING_AT(rc, responses, rc->responses_count++);
-        response->is_read = response->is_repeated = true;
-        response->syndrome = RDMACM_ACK_SYNDROME;
-        response->msn = rc->msn;
+    struct rdmacm_response *response = repeated_response(rc, kept->first_psn);
+    if (response) {
+        response->of = again;
+        response->psn = packet->psn;
+        response->last_psn = rdmacm_psn_add(packet->psn, packets - 1);
+        response->offset = 0;
     }
-    response->read = *kept;
-    response->read.address = address, response->read.length = length;
-    response->psn = packet->psn;
-    response->last_psn = rdmacm_psn_add(packet->psn, packets - 1);
-    response->offset = 0;
     return dropped(rc, RDMACM_DROPPED_DUPLICATES);
+}
+
+static void flush_again(struct rdmacm_rc *rc, const struct packet *packet) {
+    struct rdmacm_response *response = rdmacm_has_most_flushes(rc) ? NULL : rdmacm_add_response(rc);
+    if (!response)
+        return;
+    rc->waiting_flushes++;
+    response->is_repeated = true;
+    response->of.operation = RDMACM_OPERATION_FLUSH;
+    response->psn = response->last_psn = response->of.first_psn = response->of.last_psn = packet->psn;
+}
+
+/* Answer a SEND or WRITE, unless a NAK is still to be sent: that acknowledges as much. */
+static void acknowledge_again(struct rdmacm_rc *rc) {
+    uint32_t syndrome = RDMACM_ACK_SYNDROME; /* of the answer that leaves last */
+    if (rc->responses_count)
+        syndrome = RDMACM_RING_AT(rc, responses, rc->responses_count - 1)->syndrome;
+    else if (rc->ack_psn >= 0)
+        syndrome = rc->ack_aeth >> 24;
+    if (syndrome == RDMACM_ACK_SYNDROME)
+        rdmacm_respond(rc, rdmacm_psn_add(rc->executed_psn, RDMACM_PSN_MASK), RDMACM_ACK_SYNDROME);
 }
 
 /* A request that is not the next one: the one before it was lost, or it was executed before. */
@@ -211,31 +374,50 @@ static enum outcome take_out_of_order(struct rdmacm_rc *rc, const struct packet 
         }
         return dropped(rc, RDMACM_DROPPED_SEQUENCE);
     }
-    if (packet->opcode == RDMACM_READ_REQUEST)
-        return take_read_again(rc, packet);
-    uint32_t syndrome = RDMACM_ACK_SYNDROME; /* of the answer that leaves last */
-    if (rc->responses_count)
-        syndrome = RDMACM_RING_AT(rc, responses, rc->responses_count - 1)->syndrome;
-    else if (rc->ack_psn >= 0)
-        syndrome = rc->ack_aeth >> 24;
-    if (syndrome == RDMACM_ACK_SYNDROME) /* a NAK acknowledges as much */
-        rdmacm_respond(rc, rdmacm_psn_add(rc->executed_psn, RDMACM_PSN_MASK), RDMACM_ACK_SYNDROME);
+    switch (packet->type.operation) {
+    case RDMACM_OPERATION_SEND:
+    case RDMACM_OPERATION_WRITE: acknowledge_again(rc); break;
+    case RDMACM_OPERATION_FLUSH: flush_again(rc, packet); break;
+    default: return respond_again(rc, packet);
+    }
     return dropped(rc, RDMACM_DROPPED_DUPLICATES);
+}
+
+static enum outcome execute(struct rdmacm_rc *rc, const struct packet *packet) {
+    bool starts = packet->type.parts & RDMACM_STARTS;
+    if (packet->type.operation != RDMACM_OPERATION_FLUSH && rc->operation != (starts ? 0 : packet->type.operation))
+        return refuse_invalid(rc, packet);
+    switch (packet->type.operation) {
+    case RDMACM_OPERATION_SEND: return take_send(rc, packet);
+    case RDMACM_OPERATION_WRITE: return take_write(rc, packet);
+    case RDMACM_OPERATION_READ: return take_read(rc, packet);
+    case RDMACM_OPERATION_ATOMIC: return take_atomic(rc, packet);
+    case RDMACM_OPERATION_ATOMIC_WRITE: return take_atomic_write(rc, packet);
+    default: return take_flush(rc, packet);
+    }
+}
+
+static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *packet) {
+    if (packet->psn != rc->expected_psn)
+        return take_out_of_order(rc, packet);
+    bool nak_sent = rc->nak_sent;
+    rc->nak_sent = false;
+    enum outcome outcome = execute(rc, packet);
+    if (outcome == LEFT)
+        rc->nak_sent = nak_sent;
+    return outcome;
 }
 
 /* -- answers of the peer --------------------------------------------------------------------------------------------- */
 
-/* What was about to be retransmitted need not be if it is acknowledged. */
-static uint32_t not_before(uint32_t next_psn, uint32_t unacked_psn) {
-    return (next_psn - unacked_psn) & RDMACM_PSN_HALF ? unacked_psn : next_psn;
-}
-
 /* Everything up to `psn` needs no retransmission any more. */
 static void acknowledged(struct rdmacm_rc *rc, uint32_t psn) {
     rc->unacked_psn = rdmacm_psn_add(psn, 1);
-    rc->next_psn = not_before(rc->next_psn, rc->unacked_psn);
+    if ((rc->next_psn - rc->unacked_psn) & RDMACM_PSN_HALF) /* it was about to be retransmitted in vain */
+        rc->next_psn = rc->unacked_psn;
 }
 
+/* The peer has acknowledged something new: all retries are available again, and the timer restarts. */
 static void progressed(struct rdmacm_rc *rc, double now) {
     rc->retransmitting = false;
     rc->retries_left = rc->retry_cnt;
@@ -244,93 +426,57 @@ static void progressed(struct rdmacm_rc *rc, double now) {
 }
 
 /* The oldest request is complete. */
-static void complete_send(struct rdmacm_rc *rc) {
-    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, send->length);
+static void complete_send(struct rdmacm_rc *rc, uint32_t byte_len) {
+    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, byte_len);
     completion->opcode = send->opcode;
     completion->unsignaled = send->unsignaled;
     acknowledged(rc, send->last_psn);
     rdmacm_pop_send(rc);
 }
 
-static bool is_outstanding(const struct rdmacm_rc *rc, uint32_t psn) {
-    return rc->outstanding_count &&
-           rdmacm_psn_after(psn, rc->unacked_psn) < rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
-}
-
-/* How far an answer acknowledges what is outstanding. */
-struct advance {
-    uint32_t psn;      /* of the last packet that it acknowledges */
-    size_t done;       /* requests that it completes */
-    bool in_part;      /* whether it acknowledges packets of the request after them */
-    bool is_lost;      /* whether that is a READ whose response was lost */
-    uint32_t next_psn; /* what rc->next_psn is then */
-};
-
-/* The first packet that is missing of a READ response. */
+/* The first packet that is missing of the response to a request. */
 static uint32_t missing_psn(const struct rdmacm_rc *rc, const struct rdmacm_send *send) {
     return rdmacm_psn_add(send->first_psn, send->received_bytes / rc->path_mtu);
 }
 
-/* What is acknowledged by an ACK of `psn`: the packets up to it, as far as no READ is before them. */
-static struct advance find_advance(struct rdmacm_rc *rc, uint32_t psn) {
-    struct advance found = {.psn = psn, .next_psn = rc->next_psn};
-    uint32_t unacked = rc->unacked_psn;
-    for (; found.done < rc->outstanding_count; found.done++) {
-        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, found.done);
+/* Request what is missing of the response to the oldest request. */
+static void request_again(struct rdmacm_rc *rc, double now) {
+    uint32_t psn = missing_psn(rc, RDMACM_RING_AT(rc, sends, 0));
+    if (rdmacm_psn_is_after(rc->next_psn, psn)) {
+        rdmacm_count(rc, RDMACM_IMPLIED_NAKS);
+        rdmacm_retransmit(rc, psn, now);
+    }
+}
+
+/* Complete the requests up to `psn` that an ACK completes, as far as no READ or atomic is before them. */
+static void acknowledge_up_to(struct rdmacm_rc *rc, uint32_t psn, double now) {
+    bool progress = false;
+    while (rc->outstanding_count) {
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
         bool is_later = (psn - send->last_psn) & RDMACM_PSN_HALF; /* whether it ends after psn */
-        if (send->opcode == RDMACM_WR_READ) {
-            found.is_lost = !is_later && psn != send->last_psn &&
-                            rdmacm_psn_is_after(found.next_psn, send->first_psn) &&
-                            rdmacm_psn_is_after(found.next_psn, missing_psn(rc, send));
+        uint8_t flags = rdmacm_request_types[send->opcode].flags;
+        if (!(flags & RDMACM_IS_ACKNOWLEDGED)) {
+            /* The ACK is for a later request, so the response to this one was lost. Every ACK shows that until the request
+             * is sent again; then next_psn is after its first PSN. */
+            if (!is_later && psn != send->last_psn && rdmacm_psn_is_after(rc->next_psn, send->first_psn))
+                request_again(rc, now);
             break;
         }
         if (is_later) {
-            found.in_part = !((psn - unacked) & RDMACM_PSN_HALF);
-            if (found.in_part)
-                found.next_psn = not_before(found.next_psn, rdmacm_psn_add(psn, 1));
+            if (!((psn - rc->unacked_psn) & RDMACM_PSN_HALF)) {
+                acknowledged(rc, psn);
+                progress = true;
+            }
             break;
         }
-        unacked = rdmacm_psn_add(send->last_psn, 1);
-        found.next_psn = not_before(found.next_psn, unacked);
+        if (flags & RDMACM_HAS_EMPTY_RESPONSE && send->requested_packets)
+            rc->outstanding_reads--;
+        complete_send(rc, send->length);
+        progress = true;
     }
-    return found;
-}
-
-static bool is_progress(const struct advance *advance) { return advance->done || advance->in_part; }
-
-/* Whether there are retries left for the retransmissions of an answer; `again`: for one after the advance too. Without
- * them the connection fails. */
-static bool has_retries(const struct rdmacm_rc *rc, const struct advance *advance, bool again) {
-    if (advance->is_lost && !rc->retransmitting && rc->retries_left <= 0)
-        return false;
-    if (!again)
-        return true;
-    if (is_progress(advance))
-        return rc->retry_cnt > 0;
-    return rc->retransmitting || advance->is_lost || rc->retries_left > 0;
-}
-
-/* Request again what is missing of the response to the oldest request, a READ. */
-static void request_again(struct rdmacm_rc *rc, double now) {
-    rdmacm_count(rc, RDMACM_IMPLIED_NAKS);
-    rdmacm_retransmit(rc, missing_psn(rc, RDMACM_RING_AT(rc, sends, 0)), now);
-}
-
-static void apply(struct rdmacm_rc *rc, const struct advance *advance, double now) {
-    for (size_t i = 0; i < advance->done; i++)
-        complete_send(rc);
-    if (advance->in_part)
-        acknowledged(rc, advance->psn);
-    if (advance->is_lost)
-        request_again(rc, now);
-    if (is_progress(advance))
+    if (progress)
         progressed(rc, now);
-}
-
-static enum outcome stray(struct rdmacm_rc *rc) {
-    rc->stray_answers++;
-    return dropped(rc, RDMACM_DROPPED_ANSWERS);
 }
 
 /* Seconds that the codes 0 to 31 of an RNR NAK stand for. */
@@ -341,6 +487,11 @@ static void wait_for_receive(struct rdmacm_rc *rc, uint32_t psn, uint32_t timer_
     rdmacm_count(rc, RDMACM_RNR_NAKS);
     if (rc->rnr_waiting)
         return;
+    if (rc->rnr_retries_left <= 0) {
+        rdmacm_count(rc, RDMACM_RNR_RETRIES_EXCEEDED);
+        rdmacm_rc_fail(rc, RDMACM_WC_RNR_RETRY_EXC_ERR);
+        return;
+    }
     if (rc->rnr_retry < 7) /* 7 is for ever */
         rc->rnr_retries_left--;
     rc->next_psn = psn;
@@ -350,27 +501,36 @@ static void wait_for_receive(struct rdmacm_rc *rc, uint32_t psn, uint32_t timer_
     rc->deadline = now + rnr_seconds[timer_code];
 }
 
+/* The status of the oldest request for a NAK that ends the connection; RDMACM_WC_SUCCESS: there is none. */
+static uint8_t status_of_nak(uint32_t syndrome) {
+    switch (syndrome) {
+    case RDMACM_NAK_INVALID_REQUEST: return RDMACM_WC_REM_INV_REQ_ERR;
+    case RDMACM_NAK_REMOTE_ACCESS_ERROR: return RDMACM_WC_REM_ACCESS_ERR;
+    case RDMACM_NAK_REMOTE_OPERATIONAL_ERROR: return RDMACM_WC_REM_OP_ERR;
+    default: return RDMACM_WC_SUCCESS;
+    }
+}
+
 static enum outcome take_ack(struct rdmacm_rc *rc, const struct packet *packet, double now) {
-    uint32_t psn = packet->psn, syndrome = packet->body[0];
-    if (!is_outstanding(rc, psn))
-        return stray(rc);
-    uint32_t kind = syndrome & RDMACM_SYNDROME_KIND;
-    bool is_lost = syndrome == RDMACM_NAK_PSN_SEQUENCE_ERROR, is_not_ready = kind == RDMACM_RNR_NAK;
-    if (kind && !is_lost && !is_not_ready)
-        return LEFT;
-    struct advance advance = find_advance(rc, kind ? rdmacm_psn_add(psn, RDMACM_PSN_MASK) : psn);
-    if (!has_retries(rc, &advance, is_lost))
-        return LEFT;
-    if (is_not_ready && !rc->rnr_waiting && (is_progress(&advance) ? rc->rnr_retry : rc->rnr_retries_left) <= 0)
-        return LEFT;
-    apply(rc, &advance, now);
-    if (kind && !rc->outstanding_count)
+    uint32_t psn = packet->psn, syndrome = packet->body[0], kind = syndrome & RDMACM_SYNDROME_KIND;
+    if (!kind) {
+        acknowledge_up_to(rc, psn, now);
         return TAKEN;
-    if (is_not_ready)
+    }
+    bool is_lost = syndrome == RDMACM_NAK_PSN_SEQUENCE_ERROR;
+    uint8_t status = status_of_nak(syndrome);
+    if (kind != RDMACM_RNR_NAK && !is_lost && !status) /* reserved */
+        return dropped(rc, RDMACM_DROPPED_ANSWERS);
+    acknowledge_up_to(rc, rdmacm_psn_add(psn, RDMACM_PSN_MASK), now);
+    if (rc->failed || !rc->outstanding_count)
+        return TAKEN;
+    if (kind == RDMACM_RNR_NAK) {
         wait_for_receive(rc, psn, syndrome & 0x1F, now);
-    if (is_lost) {
+    } else if (is_lost) {
         rdmacm_count(rc, RDMACM_SEQUENCE_NAKS);
         rdmacm_retransmit(rc, psn, now);
+    } else {
+        rdmacm_rc_fail(rc, status);
     }
     return TAKEN;
 }
@@ -386,119 +546,90 @@ static size_t find_request(struct rdmacm_rc *rc, uint32_t psn) {
     return index;
 }
 
+/* Let a response to a request acknowledge those before it. Whether it is the oldest then: a READ or atomic before it may
+ * have no response. */
+static bool becomes_oldest(struct rdmacm_rc *rc, size_t index, uint32_t first_psn, double now) {
+    if (index)
+        acknowledge_up_to(rc, rdmacm_psn_add(first_psn, RDMACM_PSN_MASK), now);
+    return rc->outstanding_count && RDMACM_RING_AT(rc, sends, 0)->first_psn == first_psn;
+}
+
+/* A packet of the response to the oldest request, a READ. */
 static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet *packet, double now) {
-    uint32_t psn = packet->psn, mtu = rc->path_mtu;
-    if (!is_outstanding(rc, psn))
-        return stray(rc);
-    size_t before = find_request(rc, psn);
-    if (before == rc->outstanding_count || RDMACM_RING_AT(rc, sends, before)->opcode != RDMACM_WR_READ)
-        return LEFT;
-    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, before);
-    /* It acknowledges the requests before its own, but the READs among them. */
-    struct advance advance = {.next_psn = rc->next_psn};
-    if (before)
-        advance = find_advance(rc, rdmacm_psn_add(send->first_psn, RDMACM_PSN_MASK));
-    if (advance.done < before) {
-        if (!has_retries(rc, &advance, false))
-            return LEFT;
-        apply(rc, &advance, now);
-        return TAKEN;
-    }
-    uint32_t index = send->received_bytes / mtu, wanted = missing_psn(rc, send);
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
+    uint32_t psn = packet->psn, mtu = rc->path_mtu, index = send->received_bytes / mtu, wanted = missing_psn(rc, send);
     if (psn != wanted || index >= send->requested_packets) {
-        bool is_lost = rdmacm_psn_is_after(psn, wanted) && rdmacm_psn_is_after(advance.next_psn, wanted);
-        if (!has_retries(rc, &advance, is_lost))
-            return LEFT;
-        apply(rc, &advance, now);
-        if (is_lost)
+        if (rdmacm_psn_is_after(psn, wanted))
             request_again(rc, now);
         return dropped(rc, RDMACM_DROPPED_SEQUENCE);
     }
-    const uint8_t *data = packet->body;
-    size_t size = packet->size;
-    if (packet->opcode != RDMACM_READ_RESPONSE_MIDDLE) {
-        data += RDMACM_AETH_LENGTH;
-        size -= RDMACM_AETH_LENGTH;
-    }
+    size_t header = packet->opcode == RDMACM_READ_RESPONSE_MIDDLE ? 0 : RDMACM_AETH_LENGTH, size = packet->size - header;
     bool is_last = psn == send->last_psn, ends_part = is_last || index + 1 == rdmacm_read_part_end(rc, index);
     uint32_t left = send->length - send->received_bytes;
-    if (size != (left < mtu ? left : mtu) ||
-        ends_part !=
-            (packet->opcode == RDMACM_READ_RESPONSE_LAST || packet->opcode == RDMACM_READ_RESPONSE_ONLY) ||
-        (ends_part && !rc->outstanding_reads))
-        return LEFT;
-    apply(rc, &advance, now);
-    send = RDMACM_RING_AT(rc, sends, 0);
-    if (size)
-        memcpy(send->data + send->received_bytes, data, size);
+    if (size != (left < mtu ? left : mtu) || ends_part != !!(packet->type.parts & RDMACM_ENDS)) {
+        rdmacm_rc_fail(rc, RDMACM_WC_BAD_RESP_ERR);
+        return TAKEN;
+    }
+    rdmacm_scatter(&send->memory, send->received_bytes, packet->body + header, size);
     send->received_bytes += (uint32_t)size;
     rc->outstanding_reads -= ends_part;
     if (is_last)
-        complete_send(rc);
+        complete_send(rc, send->length);
     else
         acknowledged(rc, psn);
     progressed(rc, now);
     return TAKEN;
 }
 
-/* -- packets --------------------------------------------------------------------------------------------------------- */
+/* The response to the oldest request, an atomic. */
+static enum outcome take_atomic_response(struct rdmacm_rc *rc, const struct packet *packet, double now) {
+    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
+    uint64_t original = rdmacm_load64(packet->body + RDMACM_AETH_LENGTH);
+    uint8_t bytes[sizeof original];
+    memcpy(bytes, &original, sizeof bytes);
+    rdmacm_scatter(&send->memory, 0, bytes, send->length < sizeof bytes ? send->length : sizeof bytes);
+    rc->outstanding_reads--;
+    complete_send(rc, sizeof bytes);
+    progressed(rc, now);
+    return TAKEN;
+}
 
-static const uint8_t header_lengths[256] = RDMACM_HEADER_LENGTHS;
-
-/* The opcodes that the core processes: a bit for each. */
-static const uint32_t usual_opcodes =
-    1U << RDMACM_SEND_FIRST | 1U << RDMACM_SEND_MIDDLE | 1U << RDMACM_SEND_LAST | 1U << RDMACM_SEND_ONLY |
-    1U << RDMACM_WRITE_FIRST | 1U << RDMACM_WRITE_MIDDLE | 1U << RDMACM_WRITE_LAST | 1U << RDMACM_WRITE_ONLY |
-    1U << RDMACM_READ_REQUEST | 1U << RDMACM_READ_RESPONSE_FIRST | 1U << RDMACM_READ_RESPONSE_MIDDLE |
-    1U << RDMACM_READ_RESPONSE_LAST | 1U << RDMACM_READ_RESPONSE_ONLY | 1U << RDMACM_ACKNOWLEDGE;
-
-static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *packet) {
-    if (packet->psn != rc->expected_psn)
-        return take_out_of_order(rc, packet);
-    switch (packet->opcode) {
-    case RDMACM_SEND_FIRST: return take_send(rc, packet, true, false);
-    case RDMACM_SEND_MIDDLE: return take_send(rc, packet, false, false);
-    case RDMACM_SEND_LAST: return take_send(rc, packet, false, true);
-    case RDMACM_SEND_ONLY: return take_send(rc, packet, true, true);
-    case RDMACM_WRITE_FIRST: return take_write(rc, packet, true, false);
-    case RDMACM_WRITE_MIDDLE: return take_write(rc, packet, false, false);
-    case RDMACM_WRITE_LAST: return take_write(rc, packet, false, true);
-    case RDMACM_WRITE_ONLY: return take_write(rc, packet, true, true);
-    default: return take_read(rc, packet);
+/* The response to a FLUSH or ATOMIC WRITE. */
+static enum outcome take_empty_response(struct rdmacm_rc *rc, const struct packet *packet, size_t index, double now) {
+    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, index);
+    if (packet->opcode == RDMACM_READ_RESPONSE_ONLY && packet->size == RDMACM_AETH_LENGTH &&
+        !(packet->body[0] & RDMACM_SYNDROME_KIND)) {
+        if (send->opcode == RDMACM_WR_FLUSH && send->requested_packets)
+            rc->flush_icrc_twice = send->had_icrc_twice;
+        acknowledge_up_to(rc, send->last_psn, now);
+    } else if (becomes_oldest(rc, index, send->first_psn, now)) {
+        rdmacm_rc_fail(rc, RDMACM_WC_BAD_RESP_ERR);
     }
+    return TAKEN;
 }
 
-static enum outcome take_packet(struct rdmacm_rc *rc, const uint8_t *data, size_t size, double now) {
-    if (size < RDMACM_SHORTEST_PACKET || size > RDMACM_LONGEST_PACKET)
-        return LEFT;
-    uint64_t half = rdmacm_load64(data);
-    uint32_t word = rdmacm_load32(data + 8);
-    uint8_t opcode = data[0];
-    size_t header_length = header_lengths[opcode], pad = data[1] >> 4 & 3;
-    /* A packet with FECN, BECN or a bit after them has another ICRC: byte 4 counts as ones in it. */
-    if (opcode >= 32 || !(usual_opcodes >> opcode & 1) || size < header_length + pad + RDMACM_ICRC_LENGTH || data[4] ||
-        rc->receive_bth < 0 || (half & RDMACM_FIXED_BTH_BITS) != (uint64_t)rc->receive_bth)
-        return LEFT;
-    uint16_t expected = (uint16_t)rc->identification;
-    uint32_t crc = rdmacm_crc32(rdmacm_flow_start(&rc->flow_in, size, expected), data, size);
-    int32_t identification = rdmacm_flow_solve(&rc->flow_in, crc, size, expected);
-    if (identification < 0)
-        return LEFT;
-    struct packet packet = {
-        .opcode = opcode,
-        .solicited = data[1] >> 7,
-        .ack_requested = word >> 31,
-        .psn = word & RDMACM_PSN_MASK,
-        .body = data + RDMACM_BTH_LENGTH,
-        .size = size - RDMACM_BTH_LENGTH - RDMACM_ICRC_LENGTH - pad,
-    };
-    enum outcome outcome = opcode == RDMACM_ACKNOWLEDGE            ? take_ack(rc, &packet, now)
-                           : opcode >= RDMACM_READ_RESPONSE_FIRST ? take_read_response(rc, &packet, now)
-                                                                  : take_request(rc, &packet);
-    if (outcome != LEFT)
-        rc->identification = (uint32_t)identification;
-    return outcome;
+static enum outcome take_response(struct rdmacm_rc *rc, const struct packet *packet, double now) {
+    uint32_t outstanding = rdmacm_psn_after(rc->end_psn, rc->unacked_psn);
+    bool is_outstanding = rc->outstanding_count && rdmacm_psn_after(packet->psn, rc->unacked_psn) < outstanding;
+    if (is_outstanding && packet->opcode == RDMACM_ACKNOWLEDGE)
+        return take_ack(rc, packet, now);
+    size_t index = is_outstanding ? find_request(rc, packet->psn) : rc->outstanding_count;
+    if (index < rc->outstanding_count) {
+        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, index);
+        uint8_t flags = rdmacm_request_types[send->opcode].flags;
+        bool is_atomic = packet->opcode == RDMACM_ATOMIC_ACKNOWLEDGE;
+        if (is_atomic && flags & RDMACM_IS_ATOMIC)
+            return becomes_oldest(rc, index, send->first_psn, now) ? take_atomic_response(rc, packet, now) : TAKEN;
+        if (!is_atomic && flags & RDMACM_IS_READ)
+            return becomes_oldest(rc, index, send->first_psn, now) ? take_read_response(rc, packet, now) : TAKEN;
+        if (!is_atomic && flags & RDMACM_HAS_EMPTY_RESPONSE)
+            return take_empty_response(rc, packet, index, now);
+    }
+    rc->stray_answers++; /* a duplicate, or an answer to no request */
+    return dropped(rc, RDMACM_DROPPED_ANSWERS);
 }
+
+/* -- packets --------------------------------------------------------------------------------------------------------- */
 
 /* Whether a P_Key matches: the same partition, and one of the two a full member. */
 static bool matches_pkey(const struct rdmacm_rc *rc, uint32_t pkey) {
@@ -506,30 +637,76 @@ static bool matches_pkey(const struct rdmacm_rc *rc, uint32_t pkey) {
     return own & RDMACM_PKEY_BITS && !((own ^ pkey) & RDMACM_PKEY_BITS) && (own | pkey) & 0x8000;
 }
 
-enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, uint8_t *data,
-                                      size_t size) {
+static bool is_response(const struct rdmacm_packet_type *type) {
+    return type->operation >= RDMACM_OPERATION_READ_RESPONSE;
+}
+
+/* Why the headers of a packet are refused, in the order of the checks of the Python engine. */
+static enum rdmacm_refusal check_headers(const struct rdmacm_rc *rc, const uint8_t *data, size_t size) {
     if (size < RDMACM_SHORTEST_PACKET || size > RDMACM_LONGEST_PACKET)
         return RDMACM_REFUSED_LENGTH;
-    size_t headers = data[0] < 32 ? header_lengths[data[0]] : 0, pad = data[1] >> 4 & 3;
-    if (!headers)
+    const struct rdmacm_packet_type *type = &packet_types[data[0] < 32 ? data[0] : 255];
+    if (!type->header_length)
         return RDMACM_REFUSED_OPCODE;
-    if (size < headers + pad + RDMACM_ICRC_LENGTH)
+    if (size < type->header_length + (size_t)(data[1] >> 4 & 3) + RDMACM_ICRC_LENGTH)
         return RDMACM_REFUSED_LENGTH;
     if (data[1] & 0xF)
         return RDMACM_REFUSED_VERSION;
-    if (!matches_pkey(rc, (uint32_t)data[2] << 8 | data[3]))
-        return RDMACM_REFUSED_PKEY;
-    return rdmacm_is_damaged(flow, data, size, 0) ? RDMACM_REFUSED_ICRC : RDMACM_NOT_REFUSED;
+    if ((rdmacm_load32(data + 4) & RDMACM_QPN_MASK) != rc->qp_num)
+        return RDMACM_REFUSED_QPN;
+    if (rc->failed || !(is_response(type) ? rc->can_send : rc->can_receive))
+        return RDMACM_REFUSED_STATE;
+    return matches_pkey(rc, (uint32_t)data[2] << 8 | data[3]) ? RDMACM_NOT_REFUSED : RDMACM_REFUSED_PKEY;
 }
 
-size_t rdmacm_rc_take(struct rdmacm_rc *rc, const uint8_t *data, size_t size, size_t segment, double now,
-                      size_t *accepted, int32_t *first_identification) {
+enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data,
+                                      size_t size) {
+    enum rdmacm_refusal reason = check_headers(rc, data, size);
+    if (reason == RDMACM_NOT_REFUSED && rdmacm_flow_identify(flow, data, size, 0) < 0)
+        return RDMACM_REFUSED_ICRC;
+    return reason;
+}
+
+static enum outcome refused(struct rdmacm_rc *rc, enum rdmacm_refusal reason) {
+    rc->refused[reason]++;
+    rc->has_refused = true;
+    return DROPPED;
+}
+
+static enum outcome take_packet(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
+                                double now) {
+    enum rdmacm_refusal reason = check_headers(rc, data, size);
+    if (reason != RDMACM_NOT_REFUSED)
+        return refused(rc, reason);
+    int32_t identification = rdmacm_flow_identify(flow, data, size, (uint16_t)rc->identification);
+    if (identification < 0)
+        return refused(rc, RDMACM_REFUSED_ICRC);
+    uint32_t word = rdmacm_load32(data + 8);
+    size_t pad = data[1] >> 4 & 3;
+    struct packet packet = {
+        .opcode = data[0],
+        .type = packet_types[data[0]],
+        .solicited = data[1] >> 7,
+        .ack_requested = word >> 31,
+        .psn = word & RDMACM_PSN_MASK,
+        .body = data + RDMACM_BTH_LENGTH,
+        .size = size - RDMACM_BTH_LENGTH - RDMACM_ICRC_LENGTH - pad,
+    };
+    enum outcome outcome =
+        is_response(&packet.type) ? take_response(rc, &packet, now) : take_request(rc, &packet);
+    if (outcome != LEFT)
+        rc->identification = (uint32_t)identification;
+    return outcome;
+}
+
+size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
+                      size_t segment, double now, size_t *accepted, int32_t *first_identification) {
     size_t at = 0, step = segment ? segment : size;
     *accepted = 0;
     *first_identification = -1;
     while (rc->core_owns_queues && at < size) {
         size_t length = size - at < step ? size - at : step;
-        enum outcome outcome = take_packet(rc, data + at, length, now);
+        enum outcome outcome = take_packet(rc, flow, data + at, length, now);
         if (outcome == LEFT)
             return at;
         if (*first_identification < 0)

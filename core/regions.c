@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-bool rdmacm_regions_add(struct rdmacm_table *regions, uint32_t key, const struct rdmacm_region *region) {
+bool rdmacm_regions_add(struct rdmacm_regions *regions, uint32_t key, const struct rdmacm_region *region) {
     struct rdmacm_region *copy = key ? malloc(sizeof *copy) : NULL;
-    if (!copy || !rdmacm_table_add(regions, key, copy)) {
+    if (!copy || !rdmacm_table_add(&regions->table, key, copy)) {
         free(copy);
         return false;
     }
@@ -13,16 +13,16 @@ bool rdmacm_regions_add(struct rdmacm_table *regions, uint32_t key, const struct
     return true;
 }
 
-void *rdmacm_regions_remove(struct rdmacm_table *regions, uint32_t key) {
-    struct rdmacm_region *region = rdmacm_table_remove(regions, key);
+void *rdmacm_regions_remove(struct rdmacm_regions *regions, uint32_t key) {
+    struct rdmacm_region *region = rdmacm_table_remove(&regions->table, key);
     void *pin = region ? region->pin : NULL;
     free(region);
     return pin;
 }
 
-uint8_t *rdmacm_regions_find(const struct rdmacm_table *regions, uint64_t pd, uint32_t key, uint64_t address,
+uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
                              uint64_t length, uint32_t access, void **pin) {
-    const struct rdmacm_region *region = regions ? rdmacm_table_find(regions, key) : NULL;
+    const struct rdmacm_region *region = regions ? rdmacm_table_find(&regions->table, key) : NULL;
     if (!region || region->pd != pd || access & ~region->access || address < region->address)
         return NULL;
     uint64_t offset = address - region->address;
@@ -32,3 +32,10 @@ uint8_t *rdmacm_regions_find(const struct rdmacm_table *regions, uint64_t pd, ui
         *pin = region->pin;
     return region->memory + offset;
 }
+
+bool rdmacm_regions_permit(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint32_t access) {
+    const struct rdmacm_region *region = regions ? rdmacm_table_find(&regions->table, key) : NULL;
+    return region && region->pd == pd && !(access & ~region->access);
+}
+
+bool rdmacm_may_be_window(const struct rdmacm_regions *regions) { return !regions || regions->windows; }

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-static const uint8_t padding[4];
-
 static void store_le32(uint8_t *p, uint32_t value) {
     p[0] = (uint8_t)value;
     p[1] = (uint8_t)(value >> 8);
@@ -14,12 +12,15 @@ static void store_le32(uint8_t *p, uint32_t value) {
 
 /* -- trains ---------------------------------------------------------------------------------------------------------- */
 
-/* UDP_MAX_SEGMENTS of Linux until 6.8. */
+/* Pieces of a train after which no packet joins it, as the Python engine counts them: sendmsg(2) takes 1024
+ * (UIO_MAXIOV). */
+enum { MOST_IN_DATAGRAM = 800 };
+
 void rdmacm_out_begin(struct rdmacm_out *out, const struct rdmacm_flow *flow, size_t train) {
-    out->datagrams_count = out->pieces_count = out->headers_used = 0;
+    out->datagrams_count = out->packets_count = out->pieces_count = out->headers_used = 0;
     out->flow = flow;
     out->train = train;
-    out->packets = out->left = 0;
+    out->packets = out->joined = out->left = 0;
 }
 
 static void add_piece(struct rdmacm_out *out, const uint8_t *data, size_t length) {
@@ -37,7 +38,7 @@ static void open_datagram(struct rdmacm_out *out, size_t size) {
     datagram->first = out->pieces_count;
     datagram->count = datagram->bytes = 0;
     datagram->segment = size;
-    out->packets = 0;
+    out->packets = out->joined = 0;
     out->left = out->train / size;
     if (out->left > RDMACM_MOST_IN_TRAIN)
         out->left = RDMACM_MOST_IN_TRAIN;
@@ -45,31 +46,55 @@ static void open_datagram(struct rdmacm_out *out, size_t size) {
         out->left = 1;
 }
 
-void rdmacm_out_add(struct rdmacm_out *out, size_t headers_length, const uint8_t *data, size_t length) {
-    uint8_t *headers = rdmacm_out_headers(out);
-    size_t pad = (0 - length) & 3, size = headers_length + length + pad + RDMACM_ICRC_LENGTH;
-    if (!out->left || size > out->datagrams[out->datagrams_count - 1].segment)
+/* Find the place of a packet of `size` bytes, and return what its CRC begins with. */
+static uint32_t place_packet(struct rdmacm_out *out, size_t size) {
+    const struct rdmacm_datagram *last = &out->datagrams[out->datagrams_count ? out->datagrams_count - 1 : 0];
+    if (!out->left || size > last->segment || out->joined > MOST_IN_DATAGRAM)
         open_datagram(out, size);
-    struct rdmacm_datagram *datagram = &out->datagrams[out->datagrams_count - 1];
-    uint32_t crc = rdmacm_flow_start(out->flow, size, (uint16_t)out->packets++);
-    if (size == datagram->segment)
+    out->packets_count++;
+    out->joined += 2; /* its headers and its ICRC */
+    if (size == out->datagrams[out->datagrams_count - 1].segment)
         out->left--;
     else /* a shorter packet ends the train */
         out->left = 0;
+    return rdmacm_flow_start(out->flow, size, (uint16_t)out->packets++);
+}
+
+void rdmacm_out_add(struct rdmacm_out *out, size_t headers_length, const struct rdmacm_element *elements,
+                    uint64_t offset, size_t length) {
+    uint8_t *headers = rdmacm_out_headers(out), *trailer = headers + headers_length;
+    size_t pad = (0 - length) & 3;
+    uint32_t crc = place_packet(out, headers_length + length + pad + RDMACM_ICRC_LENGTH);
     crc = rdmacm_crc32(crc, headers, headers_length);
-    uint8_t *trailer = headers + headers_length;
-    if (length)
-        crc = rdmacm_crc32(rdmacm_crc32(crc, data, length), padding, pad);
-    memset(trailer, 0, pad);
-    store_le32(trailer + pad, crc);
-    if (length) {
-        add_piece(out, headers, headers_length);
-        add_piece(out, data, length);
-        add_piece(out, trailer, pad + RDMACM_ICRC_LENGTH);
-    } else {
-        add_piece(out, headers, headers_length + RDMACM_ICRC_LENGTH);
-    }
     out->headers_used += headers_length + pad + RDMACM_ICRC_LENGTH;
+    if (!length) {
+        store_le32(trailer, crc);
+        add_piece(out, headers, headers_length + RDMACM_ICRC_LENGTH);
+        return;
+    }
+    add_piece(out, headers, headers_length);
+    for (; offset >= elements->length; elements++)
+        offset -= elements->length;
+    for (size_t left = length; left; elements++, offset = 0) {
+        size_t part = elements->length - offset < left ? (size_t)(elements->length - offset) : left;
+        crc = rdmacm_crc32(crc, elements->data + offset, part);
+        add_piece(out, elements->data + offset, part);
+        out->joined++;
+        left -= part;
+    }
+    out->joined += pad > 0;
+    memset(trailer, 0, pad);
+    store_le32(trailer + pad, rdmacm_crc32(crc, trailer, pad));
+    add_piece(out, trailer, pad + RDMACM_ICRC_LENGTH);
+}
+
+void rdmacm_out_add_twice(struct rdmacm_out *out, size_t headers_length) {
+    uint8_t *headers = rdmacm_out_headers(out);
+    uint32_t crc = place_packet(out, headers_length + RDMACM_ICRC_LENGTH);
+    crc = rdmacm_crc32(crc, headers, headers_length);
+    store_le32(headers + headers_length, rdmacm_crc32(crc, headers, headers_length));
+    out->headers_used += headers_length + RDMACM_ICRC_LENGTH;
+    add_piece(out, headers, headers_length + RDMACM_ICRC_LENGTH);
 }
 
 void rdmacm_out_finish(struct rdmacm_out *out) {
@@ -101,43 +126,51 @@ static void add_ack(struct rdmacm_rc *rc, struct rdmacm_out *out, uint32_t psn, 
     uint8_t *headers = rdmacm_out_headers(out);
     size_t length = put_bth(rc, headers, RDMACM_ACKNOWLEDGE, 0, false, psn);
     rdmacm_store32(headers + length, aeth);
-    rdmacm_out_add(out, length + 4, NULL, 0);
-}
-
-static void add_pending_ack(struct rdmacm_rc *rc, struct rdmacm_out *out) {
-    add_ack(rc, out, (uint32_t)rc->ack_psn, rc->ack_aeth);
-    rc->ack_psn = -1;
+    rdmacm_out_add(out, length + RDMACM_AETH_LENGTH, NULL, 0, 0);
 }
 
 /* -- responder ------------------------------------------------------------------------------------------------------- */
 
-static const uint8_t *memory_of(const struct rdmacm_rc *rc, const struct rdmacm_response *response) {
-    return rdmacm_rc_memory(rc, response->read.rkey, response->read.address, response->read.length,
-                            RDMACM_ACCESS_REMOTE_READ);
+static void add_atomic_response(struct rdmacm_rc *rc, struct rdmacm_out *out, const struct rdmacm_response *response) {
+    uint8_t *headers = rdmacm_out_headers(out);
+    size_t length = put_bth(rc, headers, RDMACM_ATOMIC_ACKNOWLEDGE, 0, false, response->psn);
+    rdmacm_store32(headers + length, response->syndrome << 24 | response->msn);
+    length += RDMACM_AETH_LENGTH;
+    rdmacm_store64(headers + length, response->of.original);
+    rdmacm_out_add(out, length + RDMACM_ATOMIC_ACK_ETH_LENGTH, NULL, 0, 0);
 }
 
-/* Whether the peer may still read what it has asked for; a repeated request is dropped otherwise. */
-static bool may_answer(struct rdmacm_rc *rc) {
-    for (size_t i = 0; i < rc->responses_count; i++) {
-        const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, i);
-        if (response->is_read && !response->is_repeated && response->read.length && !memory_of(rc, response))
-            return false;
-    }
-    return true;
-}
-
-/* Add more of a READ response; return how many packets. */
-static size_t add_read_response(struct rdmacm_rc *rc, struct rdmacm_out *out, struct rdmacm_response *response,
-                                size_t limit) {
-    const uint8_t *data = response->read.length ? memory_of(rc, response) : NULL;
-    if (response->read.length && !data) { /* repeated: the peer may have had it long ago, and given up the key */
+/* The memory that a READ response sends is gone. */
+static void refuse_response(struct rdmacm_rc *rc) {
+    const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
+    if (response->is_repeated) { /* the peer may have had it long ago, and given up the key */
         rdmacm_count(rc, RDMACM_DROPPED_REFUSED);
-        RDMACM_RING_DROP(rc, responses);
-        return 0;
+        rdmacm_drop_response(rc);
+        return;
     }
-    for (size_t done = 0; done < limit;) {
-        uint32_t psn = response->psn, left = response->read.length - response->offset;
-        bool is_first = psn == response->read.first_psn, is_last = psn == response->last_psn;
+    uint32_t psn = response->psn;
+    while (rc->responses_count)
+        rdmacm_drop_response(rc);
+    rdmacm_respond(rc, psn, RDMACM_NAK_REMOTE_ACCESS_ERROR);
+    rdmacm_fail_receive(rc, RDMACM_WC_REM_ACCESS_ERR);
+}
+
+/* Add more of a READ response, or that of a FLUSH or ATOMIC WRITE, which has no bytes; return how many packets. */
+static size_t add_read_response(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit) {
+    struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
+    struct rdmacm_element memory = {.length = response->of.length};
+    if (memory.length) {
+        memory.data = rdmacm_rc_memory(rc, response->of.rkey, response->of.address, memory.length,
+                                          RDMACM_ACCESS_REMOTE_READ);
+        if (!memory.data) {
+            refuse_response(rc);
+            return 0;
+        }
+    }
+    size_t done = 0;
+    while (done < limit && rdmacm_out_has_room(out)) {
+        uint32_t psn = response->psn, left = memory.length - response->offset;
+        bool is_first = psn == response->of.first_psn, is_last = psn == response->last_psn;
         uint32_t size = left < rc->path_mtu ? left : rc->path_mtu;
         uint8_t opcode = is_first ? (is_last ? RDMACM_READ_RESPONSE_ONLY : RDMACM_READ_RESPONSE_FIRST)
                                   : (is_last ? RDMACM_READ_RESPONSE_LAST : RDMACM_READ_RESPONSE_MIDDLE);
@@ -145,83 +178,113 @@ static size_t add_read_response(struct rdmacm_rc *rc, struct rdmacm_out *out, st
         size_t length = put_bth(rc, headers, opcode, size, false, psn);
         if (is_first || is_last) {
             rdmacm_store32(headers + length, RDMACM_ACK_SYNDROME << 24 | response->msn);
-            length += 4;
+            length += RDMACM_AETH_LENGTH;
         }
-        rdmacm_out_add(out, length, size ? data + response->offset : NULL, size);
+        rdmacm_out_add(out, length, &memory, response->offset, size);
         response->offset += size;
         response->psn = rdmacm_psn_add(psn, 1);
         done++;
         if (is_last) {
-            rc->reads_waiting -= !response->is_repeated;
-            RDMACM_RING_DROP(rc, responses);
-            return done;
+            rdmacm_drop_response(rc);
+            break;
         }
     }
-    return limit;
+    return done;
 }
 
 static size_t add_responses(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit) {
     size_t left = limit;
-    if (rc->ack_psn >= 0 && left) {
-        add_pending_ack(rc, out);
+    if (rc->ack_psn >= 0 && left && rdmacm_out_has_room(out)) {
+        add_ack(rc, out, (uint32_t)rc->ack_psn, rc->ack_aeth);
+        rc->ack_psn = -1;
         left--;
     }
-    while (rc->responses_count && left) {
-        struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
-        if (response->is_read) {
-            left -= add_read_response(rc, out, response, left);
-        } else {
-            add_ack(rc, out, response->psn, response->syndrome << 24 | response->msn);
-            left--;
-            RDMACM_RING_DROP(rc, responses);
+    while (rc->responses_count && left && rdmacm_out_has_room(out)) {
+        const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
+        int32_t operation = response->of.operation;
+        if (operation && operation != RDMACM_OPERATION_ATOMIC) {
+            left -= add_read_response(rc, out, left);
+            continue;
         }
+        if (operation)
+            add_atomic_response(rc, out, response);
+        else
+            add_ack(rc, out, response->psn, response->syndrome << 24 | response->msn);
+        left--;
+        rdmacm_drop_response(rc);
     }
     return limit - left;
 }
 
 /* -- requester ------------------------------------------------------------------------------------------------------- */
 
-/* Give the next posted request its PSNs. */
-static void begin_request(struct rdmacm_rc *rc) {
-    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, rc->outstanding_count++);
-    uint32_t count = rdmacm_packets(rc, send->length);
+/* A local buffer of a request cannot be accessed. Earlier requests are not affected: it fails when it is the oldest. */
+static void fail_inaccessible(struct rdmacm_rc *rc) {
+    if (rc->next_psn == rc->unacked_psn)
+        rdmacm_rc_fail(rc, RDMACM_WC_LOC_PROT_ERR);
+}
+
+/* Give the next posted request, if it need not wait, its PSNs. */
+static bool begin_request(struct rdmacm_rc *rc) {
+    struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, rc->outstanding_count);
+    for (size_t i = 0; send->fence && i < rc->outstanding_count; i++)
+        if (!(rdmacm_request_types[RDMACM_RING_AT(rc, sends, i)->opcode].flags & RDMACM_IS_DATA))
+            return false;
+    if (send->opcode != RDMACM_WR_FLUSH) { /* which has no local memory */
+        if (send->memory.is_inaccessible) {
+            fail_inaccessible(rc);
+            return false;
+        }
+        send->length = (uint32_t)send->memory.length;
+    }
+    uint32_t count = rdmacm_send_packets(rc, send);
     send->first_psn = rc->end_psn;
     send->last_psn = rdmacm_psn_add(rc->end_psn, count - 1);
     send->received_bytes = send->requested_packets = 0;
     rc->end_psn = rdmacm_psn_add(rc->end_psn, count);
+    rc->outstanding_count++;
+    return true;
 }
 
-/* Add packets of a SEND or WRITE; return how many, at least 1. `room` and `limit` are at least 1. */
+/* Add packets of a SEND or WRITE; return how many. `room` and `limit` are at least 1. */
 static size_t add_data(struct rdmacm_rc *rc, struct rdmacm_out *out, const struct rdmacm_send *send, size_t room,
                        size_t limit) {
-    bool is_write = send->opcode == RDMACM_WR_WRITE;
+    const struct rdmacm_request_type *type = &rdmacm_request_types[send->opcode];
     size_t most = room < limit ? room : limit, done = 0;
-    do {
+    while (done < most && rdmacm_out_has_room(out)) {
         uint32_t psn = rc->next_psn, index = rdmacm_psn_after(psn, send->first_psn);
         bool is_first = !index, is_last = psn == send->last_psn;
         uint32_t offset = index * rc->path_mtu, size = is_last ? send->length - offset : rc->path_mtu, word = psn;
-        uint8_t opcode;
-        if (is_first)
-            opcode = is_last ? (is_write ? RDMACM_WRITE_ONLY : RDMACM_SEND_ONLY)
-                             : (is_write ? RDMACM_WRITE_FIRST : RDMACM_SEND_FIRST);
-        else if (is_last)
-            opcode = is_write ? RDMACM_WRITE_LAST : RDMACM_SEND_LAST;
-        else
-            opcode = is_write ? RDMACM_WRITE_MIDDLE : RDMACM_SEND_MIDDLE;
+        uint8_t opcode = is_first ? (is_last ? type->only : type->first) : (is_last ? type->last : type->middle);
         /* An answer is requested at the end, where the window closes, and at intervals. */
         if (is_last || room - done == 1 || (!is_first && (index + 1) % rc->ack_interval == 0))
             word |= RDMACM_ACK_REQUEST;
         uint8_t *headers = rdmacm_out_headers(out);
         size_t length = put_bth(rc, headers, opcode, size, is_last && send->solicited, word);
-        if (is_first && is_write)
+        if (is_first && type->flags & RDMACM_IS_WRITE)
             length += put_reth(headers + length, send->remote_addr, send->rkey, send->length);
-        rdmacm_out_add(out, length, size ? send->data + offset : NULL, size);
+        if (is_last && type->word_kind) {
+            rdmacm_store32(headers + length, send->word);
+            length += 4;
+        }
+        rdmacm_out_add(out, length, send->memory.elements, offset, size);
         rc->next_psn = rdmacm_psn_add(psn, 1);
         done++;
         if (is_last)
             break;
-    } while (done < most);
+    }
     return done;
+}
+
+/* Whether the peer has a resource for one more READ, atomic, FLUSH or ATOMIC WRITE; it is counted then. If it has none at
+ * all, the oldest request fails. */
+static bool may_request(struct rdmacm_rc *rc) {
+    if (!rc->max_rd_atomic && rc->next_psn == rc->unacked_psn)
+        rdmacm_rc_fail(rc, RDMACM_WC_LOC_QP_OP_ERR);
+    if (rc->failed || rc->outstanding_reads >= rc->max_rd_atomic)
+        return false;
+    rc->outstanding_reads++;
+    return true;
 }
 
 /* Add a request for the next part of a READ; return the number of packets, 0 if it has to wait. */
@@ -234,9 +297,8 @@ static size_t add_read_request(struct rdmacm_rc *rc, struct rdmacm_out *out, str
     if ((int64_t)(stop - index) > room && psn != rc->unacked_psn)
         return 0;
     if (stop > send->requested_packets) {
-        if (rc->outstanding_reads >= rc->max_rd_atomic)
+        if (!may_request(rc))
             return 0;
-        rc->outstanding_reads++;
         send->requested_packets = stop;
     }
     uint64_t offset = (uint64_t)index * rc->path_mtu, end = (uint64_t)stop * rc->path_mtu;
@@ -246,18 +308,77 @@ static size_t add_read_request(struct rdmacm_rc *rc, struct rdmacm_out *out, str
     uint8_t *headers = rdmacm_out_headers(out);
     size_t length = put_bth(rc, headers, RDMACM_READ_REQUEST, 0, false, psn | RDMACM_ACK_REQUEST);
     length += put_reth(headers + length, send->remote_addr + offset, send->rkey, (uint32_t)(end - offset));
-    rdmacm_out_add(out, length, NULL, 0);
+    rdmacm_out_add(out, length, NULL, 0, 0);
+    return 1;
+}
+
+/* A WRITE of no bytes with the PSN before the oldest one that is not acknowledged: the peer only acknowledges it. */
+static size_t put_duplicate(struct rdmacm_rc *rc, uint8_t *headers) {
+    uint32_t psn = rdmacm_psn_add(rc->unacked_psn, RDMACM_PSN_MASK);
+    size_t length = put_bth(rc, headers, RDMACM_WRITE_ONLY, 0, false, psn | RDMACM_ACK_REQUEST);
+    return length + put_reth(headers + length, 0, 0, 0);
+}
+
+/* Add the request of a FLUSH; return the number of packets, 0 if it has to wait. rxe does not find the resource of a FLUSH
+ * that comes again, but answers any duplicate WRITE with an ACK of all that it has executed, so one precedes a FLUSH that
+ * is repeated. */
+static size_t add_flush(struct rdmacm_rc *rc, struct rdmacm_out *out, struct rdmacm_send *send, size_t limit) {
+    uint32_t psn = rc->next_psn, repeats = send->requested_packets;
+    size_t count = 1;
+    if (!repeats && !may_request(rc))
+        return 0;
+    if (repeats && psn == rc->unacked_psn && limit > 1) {
+        rdmacm_out_add(out, put_duplicate(rc, rdmacm_out_headers(out)), NULL, 0, 0);
+        count = 2;
+    }
+    /* The ICRC is the one that the peer has answered last, and the other one each second time. */
+    send->had_icrc_twice = repeats ? !send->had_icrc_twice : rc->flush_icrc_twice;
+    send->requested_packets++;
+    rc->next_psn = rdmacm_psn_add(psn, 1);
+    uint8_t *headers = rdmacm_out_headers(out);
+    size_t length = put_bth(rc, headers, RDMACM_FLUSH, 0, false, psn | RDMACM_ACK_REQUEST);
+    rdmacm_store32(headers + length, (uint32_t)send->level << 4 | send->placement);
+    length += RDMACM_FETH_LENGTH;
+    length += put_reth(headers + length, send->remote_addr, send->rkey, send->length);
+    if (send->had_icrc_twice)
+        rdmacm_out_add_twice(out, length);
+    else
+        rdmacm_out_add(out, length, NULL, 0, 0);
+    return count;
+}
+
+/* Add the request of an atomic or ATOMIC WRITE; return the number of packets, 0 if it has to wait. */
+static size_t add_atomic(struct rdmacm_rc *rc, struct rdmacm_out *out, struct rdmacm_send *send) {
+    uint32_t psn = rc->next_psn;
+    if (!send->requested_packets) {
+        if (!may_request(rc))
+            return 0;
+        send->requested_packets = 1;
+    }
+    rc->next_psn = rdmacm_psn_add(psn, 1);
+    bool is_swap = send->opcode == RDMACM_WR_ATOMIC_CMP_AND_SWP;
+    uint8_t *headers = rdmacm_out_headers(out);
+    uint8_t opcode = rdmacm_request_types[send->opcode].only;
+    size_t length = put_bth(rc, headers, opcode, 0, false, psn | RDMACM_ACK_REQUEST);
+    if (send->opcode == RDMACM_WR_ATOMIC_WRITE) {
+        length += put_reth(headers + length, send->remote_addr, send->rkey, 8);
+        rdmacm_out_add(out, length, send->memory.elements, 0, send->length < 8 ? send->length : 8);
+        return 1;
+    }
+    rdmacm_store64(headers + length, send->remote_addr);
+    rdmacm_store32(headers + length + 8, send->rkey);
+    rdmacm_store64(headers + length + 12, is_swap ? send->swap : send->compare_add);
+    rdmacm_store64(headers + length + 20, is_swap ? send->compare_add : 0);
+    rdmacm_out_add(out, length + RDMACM_ATOMIC_ETH_LENGTH, NULL, 0, 0);
     return 1;
 }
 
 static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double now, size_t limit) {
     uint32_t before = rc->next_psn;
-    while (limit) {
-        if (rc->next_psn == rc->end_psn) {
-            if (rc->outstanding_count == rc->sends_count)
-                break;
-            begin_request(rc);
-        }
+    while (limit && !rc->failed && rdmacm_out_has_room(out)) {
+        if (rc->next_psn == rc->end_psn &&
+            (rc->outstanding_count == rc->sends_count || rc->paused || !begin_request(rc)))
+            break;
         uint32_t outstanding = rdmacm_psn_after(rc->next_psn, rc->unacked_psn);
         if (outstanding >= rc->window)
             break;
@@ -268,10 +389,15 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
                 return; /* no state has this */
             send = RDMACM_RING_AT(rc, sends, rc->send_index);
         }
-        if (send->opcode == RDMACM_WR_READ)
-            count = add_read_request(rc, out, send, (int64_t)room - rc->window + rc->loss_window);
-        else
+        uint8_t flags = rdmacm_request_types[send->opcode].flags;
+        if (flags & RDMACM_IS_DATA)
             count = add_data(rc, out, send, room, limit);
+        else if (flags & RDMACM_IS_READ)
+            count = add_read_request(rc, out, send, (int64_t)room - rc->window + rc->loss_window);
+        else if (flags & RDMACM_IS_FLUSH)
+            count = add_flush(rc, out, send, limit);
+        else
+            count = add_atomic(rc, out, send);
         if (!count)
             break;
         limit -= count;
@@ -280,25 +406,21 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
         rdmacm_start_timer(rc, now);
 }
 
-bool rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now) {
+void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now) {
     rdmacm_out_begin(out, &rc->flow_out, train);
-    if (!limit)
-        return true;
     if (limit > RDMACM_BUILD_LIMIT)
         limit = RDMACM_BUILD_LIMIT;
-    bool has_ack = rc->ack_psn >= 0;
-    if (rc->responses_count) {
-        if (!may_answer(rc))
-            return false;
-        limit -= add_responses(rc, out, limit);
-    }
-    if (rdmacm_wants_to_send(rc) && limit > has_ack)
-        add_requests(rc, out, now, limit - has_ack);
-    if (rc->ack_psn >= 0) {
-        if (out->datagrams_count == 1 && out->packets == 1)
-            out->left = 0; /* two calls cost less than a train of two packets */
-        add_responses(rc, out, 1);
+    if (limit) {
+        bool has_ack = rc->ack_psn >= 0;
+        if (rc->responses_count)
+            limit -= add_responses(rc, out, limit);
+        if (rdmacm_wants_to_send(rc) && limit > has_ack)
+            add_requests(rc, out, now, limit - has_ack);
+        if (rc->ack_psn >= 0) {
+            if (out->datagrams_count == 1 && out->packets == 1)
+                out->left = 0; /* two calls cost less than a train of two packets */
+            add_responses(rc, out, 1);
+        }
     }
     rdmacm_out_finish(out);
-    return true;
 }

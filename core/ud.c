@@ -29,8 +29,8 @@ static bool reserve_completion(struct rdmacm_ud *ud) {
 }
 
 bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send) {
-    if (!ud->core_sends || ud->failed || ud->send_failed || send->length > ud->max_payload ||
-        send->length > RDMACM_UD_MOST_PAYLOAD || !RDMACM_RING_RESERVE(ud, sends) || !reserve_completion(ud))
+    if (!ud->core_sends || ud->failed || ud->send_failed || send->memory.length > ud->max_payload ||
+        send->memory.length > RDMACM_UD_MOST_PAYLOAD || !RDMACM_RING_RESERVE(ud, sends) || !reserve_completion(ud))
         return false;
     *RDMACM_RING_AT(ud, sends, ud->sends_count++) = *send;
     return true;
@@ -65,7 +65,7 @@ static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struc
     uint8_t *headers = rdmacm_out_headers(out);
     size_t length = HEADERS_LENGTH;
     headers[0] = send->has_imm ? RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE : RDMACM_UD_SEND_ONLY;
-    headers[1] = (uint8_t)(((0 - send->length) & 3) << 4 | (send->solicited ? 0x80u : 0u));
+    headers[1] = (uint8_t)(((0 - send->memory.length) & 3) << 4 | (send->solicited ? 0x80u : 0u));
     headers[2] = RDMACM_DEFAULT_PKEY >> 8;
     headers[3] = RDMACM_DEFAULT_PKEY & 0xFF;
     rdmacm_store32(headers + 4, send->dest_qpn);
@@ -76,7 +76,7 @@ static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struc
         rdmacm_store32(headers + length, send->imm);
         length += RDMACM_IMM_DT_LENGTH;
     }
-    rdmacm_out_add(out, length, send->data, send->length);
+    rdmacm_out_add(out, length, send->memory.elements, 0, send->memory.length);
     ud->psn = rdmacm_psn_add(ud->psn, 1);
 }
 
@@ -88,10 +88,10 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
     rdmacm_out_begin(out, &ud->flow_out, train);
     if (route)
         ud->flow_out = RDMACM_RING_AT(ud, sends, 0)->flow;
-    for (; route && count < limit && rdmacm_ud_next_route(ud) == route; count++) {
+    for (; route && count < limit && rdmacm_ud_next_route(ud) == route && rdmacm_out_has_room(out); count++) {
         struct rdmacm_ud_send send = rdmacm_ud_pop_send(ud);
         add_packet(ud, out, &send);
-        struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, send.pin, send.length);
+        struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, send.pin, (uint32_t)send.memory.length);
         completion->opcode = RDMACM_WR_SEND;
         completion->unsignaled = send.unsignaled;
     }
@@ -162,16 +162,19 @@ static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_
     if (!ud->recvs_count)
         return NO_RECEIVE;
     const struct rdmacm_recv *recv = RDMACM_RING_AT(ud, recvs, 0);
-    if (recv->length < RDMACM_GRH_LENGTH + payload)
+    if (recv->memory.length < RDMACM_GRH_LENGTH + payload)
         return UNKNOWN;
-    put_grh(recv->data, from, size, (uint16_t)identification);
-    memcpy(recv->data + RDMACM_GRH_LENGTH, data + start, payload);
+    uint8_t grh[RDMACM_GRH_LENGTH];
+    put_grh(grh, from, size, (uint16_t)identification);
+    rdmacm_scatter(&recv->memory, 0, grh, sizeof grh);
+    rdmacm_scatter(&recv->memory, RDMACM_GRH_LENGTH, data + start, payload);
     struct rdmacm_completion *completion =
         rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
-    completion->has_imm = has_imm;
-    completion->imm = has_imm ? rdmacm_load32(data + HEADERS_LENGTH) : 0;
+    completion->opcode = RDMACM_WR_SEND;
+    completion->word_kind = has_imm ? RDMACM_IMMEDIATE : RDMACM_NO_WORD;
+    completion->word = has_imm ? rdmacm_load32(data + HEADERS_LENGTH) : 0;
     completion->src_qp = rdmacm_load32(data + 16) & RDMACM_QPN_MASK;
     rdmacm_ud_pop_recv(ud);
     return ACCEPTED;
@@ -195,7 +198,7 @@ size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, si
     return at;
 }
 
-enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, uint8_t *data,
+enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, const uint8_t *data,
                                       size_t size) {
     if (size < SHORTEST)
         return RDMACM_REFUSED_LENGTH;
@@ -214,9 +217,9 @@ enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_
         return RDMACM_REFUSED_QKEY;
     if (payload > ud->max_payload)
         return RDMACM_REFUSED_LENGTH;
-    if (rdmacm_is_damaged(flow, data, size, 0))
+    if (rdmacm_flow_identify(flow, data, size, 0) < 0)
         return RDMACM_REFUSED_ICRC;
     bool is_short = ud->core_receives && ud->recvs_count &&
-                    RDMACM_RING_AT(ud, recvs, 0)->length < RDMACM_GRH_LENGTH + payload;
+                    RDMACM_RING_AT(ud, recvs, 0)->memory.length < RDMACM_GRH_LENGTH + payload;
     return is_short ? RDMACM_REFUSED_SHORT_RECEIVE : RDMACM_NOT_REFUSED;
 }

@@ -198,23 +198,33 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
 /* Whether the core has the queues of a connection, and its owner is not about to move them. */
 static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->core_owns_queues && !conn->rc->is_held; }
 
-static void see_counts(struct rdmacm_conn *conn) {
-    if (conn->rc->counts.has_any)
+/* Pass on what the engine of a connection has to say. */
+static void see_engine(struct rdmacm_conn *conn) {
+    struct rdmacm_rc *rc = conn->rc;
+    rdmacm_wire_complete(conn, &rc->completions);
+    if (rc->counts.has_any)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_COUNTS);
+    if (rc->has_refused)
+        rdmacm_wire_count_refused(conn);
+    if (rc->failed && !conn->told_failed) {
+        conn->told_failed = true;
+        rdmacm_wire_list_event(conn, RDMACM_EVENT_FAILED);
+    }
 }
 
 bool rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent) {
     struct rdmacm_wire *wire = conn->wire;
     struct rdmacm_out *out = &wire->out;
     *sent = 0;
-    if (!is_usual(conn) || !rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now))
+    if (!is_usual(conn))
         return false;
+    rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now);
     for (size_t i = 0; i < out->datagrams_count; i++) {
         const struct rdmacm_datagram *datagram = &out->datagrams[i];
         rdmacm_wire_send(wire, conn->fd, &conn->route, datagram);
         *sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
     }
-    see_counts(conn);
+    see_engine(conn);
     return true;
 }
 
@@ -272,7 +282,7 @@ void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
                     rdmacm_wire_list_event(conn, RDMACM_EVENT_TIMER);
                 continue;
             }
-            see_counts(conn);
+            see_engine(conn);
             list_ready(conn);
         }
         if (!rc->has_deadline)
@@ -402,11 +412,10 @@ static void leave(struct rdmacm_wire *wire, const struct rdmacm_received *from, 
     wire->arrivals_bytes += size;
 }
 
-/* Whether a datagram comes from the peer of a connection, to its address. */
+/* Whether a datagram comes from the peer of a connection, to its address. Its port may be any. */
 static bool is_from_peer(const struct rdmacm_conn *conn, const struct rdmacm_received *from) {
     const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
     return rdmacm_is_between(from, conn->route.is_ipv6 ? 16 : 4, conn->remote, conn->local) &&
-           source->sin6_port == conn->remote_port && /* where it is in an address of IPv4, too */
            (!conn->route.is_ipv6 || source->sin6_scope_id == conn->remote_scope);
 }
 
@@ -418,14 +427,18 @@ static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmac
     struct rdmacm_rc *rc = conn->rc;
     if (!is_usual(conn) || !is_from_peer(conn, from))
         return 0;
+    uint16_t port = ((const struct sockaddr_in *)&from->source)->sin_port; /* of IPv6 in the same place */
+    if (port != conn->remote_port) {
+        conn->remote_port = port;
+        rdmacm_flow_of(from, &conn->flow);
+    }
     size_t count;
     int32_t first;
-    size_t taken = rdmacm_rc_take(rc, wire->buffer + at, size, from->segment, now, &count, &first);
+    size_t taken = rdmacm_rc_take(rc, &conn->flow, wire->buffer + at, size, from->segment, now, &count, &first);
     if (!taken)
         return 0;
     *accepted += count;
-    see_counts(conn);
-    rdmacm_wire_complete(conn, &rc->completions);
+    see_engine(conn);
     int to_send = rdmacm_rc_to_send(rc);
     if (to_send == 2) {
         list_ready(conn);

@@ -25,6 +25,21 @@ RNR_TIMER = (
     "Seconds that a requester waits after an RNR NAK, by its timer code (InfiniBand Architecture, table 45). Code 0 is "
     "the longest."
 )
+#: What the headers of a packet may have for its completion, in C.
+WORDS = {"IMM_DT": "RDMACM_IMMEDIATE", "IETH": "RDMACM_INVALIDATED"}
+PACKET_TYPE = """
+/* What a completion, or the last packet of a message, has besides bytes. */
+enum rdmacm_word { RDMACM_NO_WORD, RDMACM_IMMEDIATE, RDMACM_INVALIDATED };
+
+/* A kind of packet. */
+struct rdmacm_packet_type {
+    uint8_t header_length; /* bytes */
+    uint8_t operation;
+    uint8_t parts; /* whether it starts a message, and whether it ends one */
+    uint8_t word;  /* enum rdmacm_word */
+};
+
+enum { RDMACM_STARTS = 1, RDMACM_ENDS = 2 };"""
 #: The widest line.
 WIDTH = 120
 
@@ -264,10 +279,15 @@ def header(table: dict[str, Any], literal: dict[str, str]) -> Iterator[str]:
         for member in row["members"]:
             yield f"    RDMACM_{row['prefix']}_{plain(member)} = {int(getattr(enums, enumeration)[member])},"
         yield "};"
-    yield "\n/* By opcode: bytes of the headers; 0 where the opcode is not known. */"
-    yield "#define RDMACM_HEADER_LENGTHS {"
-    entries = [f"[0x{packet.code:02X}] = {header_length(table, packet)}" for packet in packets(table)]
-    yield from wrapped(entries)
+    yield PACKET_TYPE
+    yield "\n/* By opcode: its struct rdmacm_packet_type; 0 where the opcode is not known. */\n#define RDMACM_PACKETS {"
+    for packet in packets(table):
+        operation = plain(table["operations"]["names"][packet.operation - 1])
+        parts = ("RDMACM_STARTS", packet.is_start), ("RDMACM_ENDS", packet.is_end)
+        has = " | ".join(name for name, is_so in parts if is_so) or "0"
+        word = next((word for header, word in WORDS.items() if header in packet.headers), "RDMACM_NO_WORD")
+        fields = f"{header_length(table, packet)}, RDMACM_OPERATION_{operation}, {has}, {word}"
+        yield f"    [0x{packet.code:02X}] = {{{fields}}},"
     yield "}"
     yield "\n/* By the timer code of an RNR NAK: seconds. */\n#define RDMACM_RNR_SECONDS {"
     yield from wrapped([f"{unit / 100000:.5f}" for unit in table["rnr_timer"]["units"]])

@@ -242,7 +242,8 @@ def test_core_gets_the_receives_back() -> None:
     icrc, flow = icrc_between(*run.way(0, 0)), flow_between(*run.way(0, 0))
     for number in range(4):
         view = run.buffer(200)
-        right.post_recv(RecvWork(number, [view[:20], view[20:]] if number == 2 else [view]))
+        many = [view[n : n + 4] for n in range(0, 200, 4)]  # more than the core takes
+        right.post_recv(RecvWork(number, many if number == 2 else [view]))
     assert not right.core_receives
     assert len(right.recv_queue) == 4
     for number in range(4, 40):

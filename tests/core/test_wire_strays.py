@@ -1,4 +1,4 @@
-"""Packets of strangers, and unusual packets of a peer, at a server that computes: its other peers are served meanwhile.
+"""Packets of strangers, and many atomics of a peer, at a server that computes: its other peers are served meanwhile.
 
 The server has a switch interval of 1,000 seconds: while it computes, no other thread of it gets the interpreter.
 """
@@ -209,8 +209,7 @@ def test_without_the_core_strays_cost_no_established_connection_while_the_applic
     assert {name: counters.get(name) for name in sent} == sent
 
 
-def test_unusual_packets_of_a_peer_leave_the_others_alone() -> None:
-    """Atomics are executed by Python. Until then what follows them waits, and so may not fill the queue for all."""
+def test_atomics_of_a_peer_leave_the_others_alone() -> None:
     with serving("127.0.0.1") as served:
         other, region = served.other, served.other.region
         depth = 32

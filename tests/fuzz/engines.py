@@ -34,11 +34,11 @@ MTU, DEPTH = 256, 4
 _WORK = 20
 
 
-def _equipped(**changes: Any) -> Pair:
-    """Two engines with receives; the first has requests of every kind under way."""
+def _equipped(receives: int = 4, **changes: Any) -> Pair:
+    """Two engines with receives, the second with so many; the first has requests of every kind under way."""
     pair = Pair(access=ALL, path_mtu=MTU, max_dest_rd_atomic=DEPTH, max_rd_atomic=DEPTH, **changes)
-    for end in pair.ends:
-        for number in range(4):
+    for end, count in zip(pair.ends, (4, receives), strict=True):
+        for number in range(count):
             end.post_recv(RecvWork(number, [view(bytes(100)), view(bytes(400))]))
     first = pair.ends[0]
     first.post_send(SendWork(_WORK, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
@@ -153,9 +153,8 @@ def _crafted(source: Source, pair: Pair, to: int, at: int) -> bytes:
 def rc_sealed(data: bytes) -> None:
     """Packets that only the peer can send: nothing outside the buffers is touched, each request completes once."""
     source = Source(data)
-    pair = _equipped()
+    pair = _equipped(receives=0)
     inbox, answer = view(bytes(700)), view(bytes(2500))
-    pair.ends[1].recv_queue.clear()
     pair.ends[1].post_recv(RecvWork(0, [inbox[:100], inbox[100:600]]))
     pair.ends[0].post_send(
         SendWork(_WORK + 6, WROpcode.RDMA_READ, [answer[:2000]], remote_addr=BASE, rkey=RKEY, fence=True)

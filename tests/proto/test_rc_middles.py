@@ -139,9 +139,9 @@ def test_middle_packets_come_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packets_match_the_codec(opcode: WROpcode, solicited: bool, size: int) -> None:
     flow = Icrc(A, B, 50000)
     sender, receiver = RcEngine(0x10203, Region()), RcEngine(0x30201, Region())
-    for end, other in ((sender, receiver), (receiver, sender)):
-        end.set_route(A, B, 50000)
-        end.icrc_in = flow
+    for end, other, local, remote in ((sender, receiver, A, B), (receiver, sender, B, A)):
+        end.set_route(local, remote, 50000)
+        end.set_peer_port(50000)
         end.ready_to_receive(RtrAttributes(other.qp_num, 0xFFFFFF, path_mtu=MTU, pkey=0x8123))
         end.ready_to_send(RtsAttributes(0xFFFFFF))
     receiver.post_recv(RecvWork(1, (memoryview(bytearray(8)),)))
@@ -170,4 +170,4 @@ def test_packets_match_the_codec(opcode: WROpcode, solicited: bool, size: int) -
     answer = RocePacket(
         BTH(Opcode.RC_ACKNOWLEDGE, dest_qpn=0x10203, psn=0xFFFFFF, pkey=0x8123), aeth=AETH.ack(1)
     ).pack()
-    assert b"".join(pieces) == answer + flow.seal([answer])
+    assert b"".join(pieces) == answer + Icrc(B, A, 50000).seal([answer])

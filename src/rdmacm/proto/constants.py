@@ -98,8 +98,10 @@ ACCEPTS_PEER = 2
 EVENT_TIMER = 1
 #: sends, as the core cannot;
 EVENT_TURN = 2
-#: takes what the core has counted.
+#: takes what the core has counted;
 EVENT_COUNTS = 4
+#: ends the queue pair, as its engine has failed.
+EVENT_FAILED = 8
 #: Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room,
 COUNT_NO_ROOM = -1
 #: trains whose packets were sent one by one,

@@ -184,6 +184,8 @@ class MemoryTable:
             or any(self._is_known(index << 8 | tag) for tag in range(256))
         ):
             index = self._random.getrandbits(24)
+        if self.core_regions is not None:
+            self.core_regions.windows += 1
         window = self._windows[index] = SoftMW(self.deallocate, pd, mw_type, index << 8 | self._random.getrandbits(8))
         return window
 
@@ -193,6 +195,8 @@ class MemoryTable:
         with self.runtime.lock:
             if self._windows.pop(index, None) is not None:
                 self._freed_windows.add(index)
+                if self.core_regions is not None:
+                    self.core_regions.windows -= 1
             window.unbind()
             window.state = WindowState.INVALID
 

@@ -25,6 +25,7 @@ from rdmacm.proto.constants import (
     COUNT_DROPPED,
     COUNT_NO_ROOM,
     COUNT_TRAINS_CUT,
+    EVENT_FAILED,
     EVENT_TURN,
     GSI_QPN,
     MAX_SLOT,
@@ -452,6 +453,8 @@ class QPMultiplexer:
                 self.schedule(qp, deadline)
             if events & EVENT_TURN:
                 self.ready(qp)
+            if events & EVENT_FAILED:
+                qp.core_failed()
         for cq, solicited, overrun in core_wire.take_added():
             cq.added(solicited, overrun)
 

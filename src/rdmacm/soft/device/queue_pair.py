@@ -26,6 +26,7 @@ from rdmacm.proto.plainints import (
     QP_MAX_DEST_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
 )
+from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.provider import log
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, rtr_attributes, rts_attributes
@@ -332,7 +333,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         if fd < 0:
             return
         family = AF_INET6 if route.is_ipv6 else AF_INET
-        remote = inet_pton(family, source[0].partition("%")[0]), source[1], source[3] if len(source) == 4 else 0
+        remote = inet_pton(family, source[0].partition("%")[0]), source[3] if len(source) == 4 else 0
         train = 0 if route.no_trains else self._mux.train
         self.core = compiled.Connection(  # type: ignore[union-attr]
             *(core_wire, engine, self, self._send_cq.queue, self._recv_cq.queue),
@@ -343,6 +344,11 @@ class SoftQP(WorkQueues["QPEngine"]):
         if engine.deadline is not None:
             self._schedule(engine.deadline)
         self._serve(core_wire)
+
+    def core_failed(self) -> None:
+        if isinstance(self._engine, RcEngine):
+            self._engine.see_core()
+            self._after(self._engine)
 
     def _tell_core_wire(self) -> None:
         core_wire, route = self._mux.core_wire, self._route

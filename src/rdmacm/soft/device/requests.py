@@ -96,16 +96,30 @@ def _inline_copy(elements: Sequence[SGE | Buffer], table: MemoryTable, pd: objec
 
 
 def send_again(
-    wr_id: int, opcode: int, segments: Sequence[memoryview], silent: bool, solicited: bool, remote_addr: int, rkey: int
+    wr_id: int,
+    opcode: int,
+    segments: Sequence[memoryview],
+    silent: bool,
+    solicited: bool,
+    fence: bool = False,
+    remote_addr: int = 0,
+    rkey: int = 0,
+    word: int = 0,
+    compare_add: int = 0,
+    swap: int = 0,
 ) -> SendWork:
-    """The engine's request of one that the compiled core has made of the user's by itself."""
+    """The engine's request of one that the compiled core has made of the user's by itself.
+
+    ``word`` is immediate data, or the key to invalidate.
+    """
     number = UnsignaledWrId(wr_id) if silent else wr_id
-    return SendWork(number, _OPCODES[opcode], segments, True, solicited, False, remote_addr, rkey)
+    operands = word, compare_add, swap, word
+    return SendWork(number, _OPCODES[opcode], segments, True, solicited, fence, remote_addr, rkey, *operands)
 
 
-def recv_again(wr_id: int, segments: Sequence[memoryview], lkey: int) -> RecvWork:
+def recv_again(wr_id: int, segments: Sequence[memoryview], lkeys: Sequence[int]) -> RecvWork:
     """The same of a receive."""
-    return RecvWork(wr_id, segments, (lkey,) * len(segments))
+    return RecvWork(wr_id, segments, lkeys)
 
 
 if compiled is not None:

@@ -416,11 +416,14 @@ class WorkQueues(Generic[E]):
         """Add what the compiled core has counted."""
         self._counters.add(counts)
 
-    def _core_limits(self) -> tuple[int, int, int, bool, bool, bool]:
+    def _core_limits(self) -> tuple[int, int, int, int, int, bool]:
         """What the compiled core has to know of requests that are posted to it (``Connection``, ``sizes``)."""
         cap = self._cap
         sizes = cap.max_send_wr, cap.max_recv_wr, cap.max_inline_data
-        return *sizes, cap.max_send_sge > 0, cap.max_recv_sge > 0, self._signal_all
+        return *sizes, cap.max_send_sge, cap.max_recv_sge, self._signal_all
+
+    def core_failed(self) -> None:
+        """The engine of the compiled core has failed by itself."""
 
     def _serve(self, core_wire: CoreWire) -> None:
         """Have the core's thread serve the peers, once a queue pair has joined."""

@@ -132,7 +132,7 @@ class RcEngine(RcState):
         kind = REQUEST_TYPES[work.opcode]
         if kind is UNSUPPORTED:
             raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
-        if self.core_owns_queues:
+        if self.core_owns_queues and not self.failed:
             if self.core_post_send(work):
                 return
             handover.end(self)
@@ -144,7 +144,7 @@ class RcEngine(RcState):
             self.pending_sends.append(work)
 
     def post_recv(self, work: RecvWork) -> None:
-        if self.core_owns_queues:
+        if self.core_owns_queues and not self.failed:
             if self.core_post_recv(work):
                 return
             handover.end(self)
@@ -180,6 +180,10 @@ class RcEngine(RcState):
             self.ack_psn = -1
         fail(self)
 
+    def see_core(self) -> None:
+        """The core has failed by itself."""
+        handover.see(self)
+
     def completions(self) -> list[WC]:
         """Take the completions since the last call, oldest first."""
         found = self.completed[:]
@@ -188,10 +192,9 @@ class RcEngine(RcState):
 
     def timer(self, now: float) -> None:
         if self.core_owns_queues:
-            if self.core_timer(now):
-                handover.take_counts(self)
-                return
-            handover.end(self)
+            self.core_timer(now)
+            handover.see(self)
+            return
         requester.timer(self, now)
 
     # -- packets to send ------------------------------------------------------------------------------
@@ -225,11 +228,8 @@ class RcEngine(RcState):
         """See :meth:`QPEngine.datagrams`. Responses go first, but an ACK without others before it goes last."""
         if self.core_owns_queues:
             built = self.core_build(now, limit, train)
-            if built is not None:
-                if self.has_counts:
-                    handover.take_counts(self)
-                return built
-            handover.end(self)
+            handover.see(self)
+            return built
         if limit <= 0:
             return []
         has_ack, has_requests = self.ack_psn >= 0, requester.wants_to_send(self)
@@ -256,8 +256,7 @@ class RcEngine(RcState):
         """See :meth:`QPEngine.received`. Packets are from their BTH to the end of their ICRC."""
         if self.core_owns_queues:
             taken = self.core_take(data, segment, now, self.completed)
-            if self.has_counts:
-                handover.take_counts(self)
+            handover.see(self)
             if isinstance(taken, int):
                 return taken
             at, accepted, first_identification = taken

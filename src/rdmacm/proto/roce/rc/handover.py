@@ -9,13 +9,12 @@ from __future__ import annotations
 from rdmacm.enums import WCOpcode, WCStatus
 from rdmacm.proto.constants import PSN_MASK
 from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.roce.opcodes import Operation
-from rdmacm.proto.roce.rc.state import RcState, Resource, Response
+from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
+from rdmacm.proto.roce.rc.state import NO_HEADERS, RcState, Resource, Response
 from rdmacm.proto.work import WC
 
-__all__ = ["begin", "end", "take_counts"]
+__all__ = ["begin", "end", "see"]
 
-_READ = int(Operation.RDMA_READ)
 #: Calls that receive packets before the core is tried again: at first, and at most. To pass the queues takes time in
 #: proportion to what is posted, so the number doubles until the core has taken some packets in a row.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 1024
@@ -23,8 +22,8 @@ _MANY_PACKETS = 256
 
 if compiled is not None:
     compiled.configure_wc(
-        *(WC, WCStatus.SUCCESS),
-        *(WCOpcode.RDMA_WRITE, WCOpcode.SEND, WCOpcode.RDMA_READ, WCOpcode.RECV),
+        *(WC, tuple(WCStatus), tuple(kind.completes for kind in REQUEST_TYPES)),
+        *(WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM),
     )
 
 
@@ -72,25 +71,36 @@ def end(rc: RcState) -> None:
     rc.send_index = send_index
     rc.recv_queue.extend(recvs)
     rc.current_recv = current_recv
-    reads = [Resource(_READ, *fields) for fields in resources]
-    for read in reads:
-        read.memory = rc.memory
-    rc.resources.extend(reads)
-    for psn, last_psn, offset, syndrome, msn, answered in responses:
-        response = Response(psn, syndrome, msn)
+    kept = [_resource(rc, fields) for fields in resources]
+    rc.resources.extend(kept)
+    for psn, last_psn, offset, syndrome, msn, is_repeated, fields in responses:
+        response = Response(psn, syndrome, msn, repeated=is_repeated)
         response.last_psn, response.offset = last_psn, offset
-        if answered is not None:
-            is_repeated, first_psn, rkey, address, length = answered
-            response.is_repeated, response.address, response.length = is_repeated, address, length
-            resource = _find(reads, first_psn) or Resource(_READ, first_psn, 1, rkey, address, length)
-            resource.memory = rc.memory
-            response.resource = resource
+        if fields is not None:
+            answered = _resource(rc, fields)
+            response.address, response.length = answered.address, answered.length
+            response.resource = next((other for other in kept if other.first_psn == answered.first_psn), answered)
         rc.responses.append(response)
 
 
-def _find(resources: list[Resource], first_psn: int) -> Resource | None:
-    """The resource of a response; None if it is not kept any more."""
-    return next((resource for resource in resources if resource.first_psn == first_psn), None)
+def _resource(rc: RcState, fields: tuple[int, int, int, int, int, int, int]) -> Resource:
+    resource = Resource(*fields)
+    resource.memory = rc.memory
+    return resource
+
+
+def see(rc: RcState) -> None:
+    """Take what the core has counted, and the queues of a connection that has failed."""
+    if rc.has_counts:
+        take_counts(rc)
+    if rc.failed and rc.core_owns_queues:
+        rc.core_take_completed(rc.completed)
+        end(rc)
+        rc.failure = WCStatus(rc.failure_status).name
+        if rc.has_failed_peer:
+            rc.failure += " of a request of the peer"
+        rc.header_lengths = NO_HEADERS
+        rc.may_use_core = False
 
 
 def take_counts(rc: RcState) -> None:
