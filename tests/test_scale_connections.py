@@ -35,6 +35,6 @@ def test_thousand_open_connections_need_no_descriptors_of_their_own() -> None:
         assert (during["connections"], during["queue_pairs"]) == (COUNT, COUNT)
         assert (after["connections"], after["queue_pairs"]) == (0, 0)
         # Some descriptors are opened when they are first needed, for waiting and for passing requests on.
-        assert max(during["descriptors"], after["descriptors"]) < before["descriptors"] + 10
+        assert max(during["descriptors"], after["descriptors"]) < before["descriptors"] + 20
         assert max(during["timers"], after["timers"]) < 5 * COUNT, "stopped timers do not accumulate"
         assert side["bytes_per_connection"] < 20_000

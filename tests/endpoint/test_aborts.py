@@ -21,6 +21,7 @@ LONGEST = 300 + int(ABORTS)
 LARGE = ["vanish"] if "RDMACM_ABORTS" in os.environ else []
 
 
+@pytest.mark.timeout(LONGEST + 30)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_the_next_client_is_served_and_nothing_is_left_of_the_others(kind: str) -> None:

@@ -271,6 +271,8 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def _after(self, engine: QPEngine) -> None:
         """After a call of the engine: pass its completions on, and see whether it failed or is drained."""
+        if engine.failed and isinstance(engine, RcEngine):
+            engine.see_core()
         if engine.completed:
             self._complete(engine.completed)
         if self.state is _ERR:
@@ -346,8 +348,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         self._serve(core_wire)
 
     def core_failed(self) -> None:
-        if isinstance(self._engine, RcEngine):
-            self._engine.see_core()
+        if self._engine is not None:
             self._after(self._engine)
 
     def _tell_core_wire(self) -> None:
