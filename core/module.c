@@ -132,7 +132,7 @@ static PyMethodDef module_methods[] = {
     {"icrc_solve", module_icrc_solve, METH_VARARGS,
      "icrc_solve(base, is_ipv6, packet, guess): the IPv4 identification, -1 for a damaged packet."},
     {"configure_wc", configure_wc, METH_VARARGS,
-     "configure_wc(WC, status, RDMA_WRITE, SEND, RDMA_READ, RECV): what completions are made of."},
+     "configure_wc(WC, statuses, opcodes of sends, RECV, RECV_RDMA_WITH_IMM): what completions are made of."},
     {"configure_works", configure_works, METH_VARARGS,
      "configure_works(make_send, make_recv, UnsignaledWrId): what requests that come back are made of."},
     {"configure_requests", configure_requests, METH_VARARGS,

@@ -251,8 +251,6 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
     Py_ssize_t limit, train;
     if (!PyArg_ParseTuple(args, "dnn", &now, &limit, &train))
         return NULL;
-    if (!self->rc.core_owns_queues)
-        Py_RETURN_NONE;
     struct made made[RDMACM_BUILD_LIMIT];
     bool is_entered = enter_shared(&self->is_shared);
     rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
@@ -279,9 +277,9 @@ static PyObject *core_timer(RcCore *self, PyObject *argument) {
     if (now == -1.0 && PyErr_Occurred())
         return NULL;
     bool is_entered = enter_shared(&self->is_shared);
-    bool done = rdmacm_rc_timer(&self->rc, now);
+    rdmacm_rc_timer(&self->rc, now);
     leave_shared(is_entered);
-    return PyBool_FromLong(done);
+    Py_RETURN_NONE;
 }
 
 /* Names in EngineCounters (proto/engine.py): of its counter and of the count there. */
@@ -474,7 +472,6 @@ static PyMemberDef core_members[] = {
     FIELD(failed, T_BOOL),
     FIELD(path_mtu, T_UINT),
     FIELD(send_bth, T_ULONGLONG),
-    FIELD(receive_bth, T_LONGLONG),
     FIELD(identification, T_UINT),
     FIELD(flush_icrc_twice, T_BOOL),
     FIELD(has_failed_peer, T_BOOL),
@@ -573,7 +570,7 @@ static PyMethodDef core_methods[] = {
     {"core_take", (PyCFunction)core_take, METH_VARARGS,
      "core_take(data, segment, now, completed): the packets accepted, if all were processed;\n"
      "else the bytes processed, the packets accepted, and the first identification (-1: none)."},
-    {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train): datagrams, or None."},
+    {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train): datagrams."},
     {"core_take_completed", (PyCFunction)core_take_completed, METH_O,
      "core_take_completed(completed): append the completions that no core_take() has."},
     {"core_timer", (PyCFunction)core_timer, METH_O, "core_timer(now): do what is due."},

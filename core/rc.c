@@ -34,7 +34,6 @@ const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
 void rdmacm_rc_init(struct rdmacm_rc *rc) {
     memset(rc, 0, sizeof *rc);
     rc->ack_psn = -1;
-    rc->receive_bth = -1;
 }
 
 void rdmacm_rc_free(struct rdmacm_rc *rc) {
@@ -307,5 +306,5 @@ int rdmacm_rc_to_send(const struct rdmacm_rc *rc) {
         return 2;
     if (rc->ack_psn < 0)
         return 0;
-    return rc->ack_aeth < RDMACM_LOWEST_NAK_AETH ? 1 : 2; /* a NAK of the Python engine may still have to be sent */
+    return rc->ack_aeth < RDMACM_LOWEST_NAK_AETH ? 1 : 2; /* a NAK waits for nothing */
 }

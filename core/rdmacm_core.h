@@ -1,4 +1,4 @@
-/* The compiled core: SEND, WRITE and READ with at most one element on a reliable connection over RoCEv2.
+/* The compiled core: the protocol of a reliable connection over RoCEv2.
  *
  * docs/core.md describes it. Nothing here knows Python, sockets or clocks; module.c is the glue to Python. PSNs and MSNs
  * have 24 bits and wrap. The caller serialises all calls for one connection and for one table of regions.
@@ -266,7 +266,6 @@ struct rdmacm_rc {
     /* path */
     struct rdmacm_flow flow_out, flow_in;
     uint64_t send_bth;
-    int64_t receive_bth;
     uint32_t qp_num;
     uint32_t path_mtu; /* bytes */
     uint32_t identification;

@@ -1,4 +1,4 @@
-/* Unreliable datagrams: SEND with at most one element over RoCEv2. Nothing here knows Python, sockets or clocks.
+/* Unreliable datagrams over RoCEv2. Nothing here knows Python, sockets or clocks.
  *
  * docs/core.md describes it. The names and meanings are those of rdmacm.proto.roce.ud.UdEngine. The caller serialises
  * all calls for one queue pair.
