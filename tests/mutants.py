@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import ctypes
-import fcntl
 import gc
 import importlib.abc
 import importlib.machinery
@@ -29,8 +27,6 @@ import random
 import resource
 import selectors
 import signal
-import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -43,6 +39,8 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import pytest
+
+from support.own_network import enter_own_network
 
 #: What is mutated, relative to the package.
 SOURCES = ("proto/**/*.py", "provider/__init__.py", "verbs/*.py", "enums.py")
@@ -58,8 +56,6 @@ STAGE_BUDGET = 10.0
 
 #: The limit of the address space in bytes, for mutants that allocate without end.
 MEMORY = 4 << 30
-
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
 # --- the changes ----------------------------------------------------------------------------------------------
 
@@ -325,12 +321,7 @@ def isolate() -> None:
     """Give this process its own network namespace, if permitted, and resource limits."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNET) and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET):
-        return
-    with socket.socket() as any_socket:
-        up = struct.pack("16sh14x", b"lo", 1)  # struct ifreq: IFF_UP
-        fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS
+    enter_own_network()
 
 
 class Reporter:

@@ -181,8 +181,9 @@ class RcEngine(RcState):
         fail(self)
 
     def see_core(self) -> None:
-        """The core has failed by itself."""
-        handover.see(self)
+        """The core may have failed by itself."""
+        if compiled is not None:
+            handover.see(self)
 
     def completions(self) -> list[WC]:
         """Take the completions since the last call, oldest first."""
