@@ -38,15 +38,19 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     struct rdmacm_rc rc;
-    PyObject *regions; /* of type Regions, or NULL */
+    PyObject *completed; /* the list of WCs that the owner has not taken */
+    PyObject *counters;  /* of type EngineCounters */
+    PyObject *regions;   /* of type Regions */
     PyObject *pd;
+    size_t address_length; /* 0: not set */
+    uint8_t local[16], remote[16];
     bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
-} RcCore;
+} RcEngine;
 
 typedef struct {
     PyObject_HEAD
     struct rdmacm_ud ud;
-    bool is_shared; /* as RcCore's */
+    bool is_shared; /* as RcEngine's */
 } UdCore;
 
 /* enter_core() if the wire may use it now; whether that was done. */
@@ -121,7 +125,9 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Wire *self);
 
-extern PyTypeObject *regions_type, *core_type, *ud_core_type, *route_type;
+extern PyTypeObject *regions_type, *rc_engine_type, *ud_core_type, *route_type;
+/* The members of WCStatus, by value. */
+extern PyObject *wc_statuses;
 /* The class of the wr_id of a request without a completion. */
 extern PyObject *unsignaled_class;
 /* That of address handles. */
@@ -143,8 +149,7 @@ bool keep_pin(struct pin *pin, bool is_kept);
 static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)pin)->owner; }
 /* Its memory as the engine in Python has it: a tuple of views. */
 PyObject *segments_of(const struct pin *pin);
-/* The SendWork of a request, and the RecvWork of a receive: a new reference. */
-PyObject *work_of_send(const struct rdmacm_send *send);
+/* The RecvWork of a receive: a new reference. */
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
 
 /* What an engine has built last. Too large for a stack. One call at a time uses it, because it keeps the interpreter's
@@ -172,7 +177,7 @@ PyObject *wr_id_of(const struct pin *pin);
 
 /* Names in EngineCounters.dropped. */
 extern const char *const refusal_names[RDMACM_REFUSALS];
-/* As RcCore.core_take_counts() returns them. */
+/* A list of (counter, name, count) as EngineCounters.add() takes it. */
 PyObject *list_counts(const struct rdmacm_counts *counts);
 /* Take those of a queue pair. The mutex is held. */
 void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *counts);
@@ -244,7 +249,7 @@ struct queue_pair {
     bool (*post_send)(QueuePair *self, PyObject *request);
     bool *is_shared; /* that of its core */
     Wire *wire;
-    PyObject *core; /* an RcCore or a UdCore; NULL once it is detached */
+    PyObject *core; /* an RcEngine or a UdCore; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
     PyObject *pd, *regions; /* what `rules` refers to; NULL: the core has it */
@@ -273,7 +278,7 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts);
      "post_recv_part(wr_id, region, offset, length): a receive into part of an MR; False if it was not taken."},       \
     {"take_posted_counts", (PyCFunction)queue_pair_take_posted_counts, METH_NOARGS,                                    \
      "Requests posted less those completed here since the last call: of the send queue, of the receive queue."},       \
-    {"take_counts", (PyCFunction)queue_pair_take_counts, METH_NOARGS, "As RcCore.core_take_counts()."},                \
+    {"take_counts", (PyCFunction)queue_pair_take_counts, METH_NOARGS, "What was counted, as EngineCounters.add() takes it."},                \
     {"detach", (PyCFunction)queue_pair_detach, METH_NOARGS, "Leave the wire."}
 #define QUEUE_PAIR_SLOTS                                                                                               \
     SLOT(tp_traverse, queue_pair_traverse), SLOT(tp_clear, queue_pair_clear), SLOT(tp_dealloc, queue_pair_dealloc)
@@ -289,11 +294,10 @@ void queue_pair_dealloc(QueuePair *self);
 
 /* The names of attributes: `names.addr` is a string, and so on. */
 #define FOR_NAMES(DO)                                                                                                  \
-    DO(_closed) DO(addr) DO(ah) DO(base) DO(compare_add) DO(core_route) DO(dest_qpn) DO(fence) DO(first_psn) DO(flush)  \
-    DO(had_icrc_twice) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(last_psn) DO(length) DO(lkey)  \
-    DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(received_bytes) DO(remote_addr) DO(remote_qkey) DO(remote_qpn)            \
-    DO(requested_packets) DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(swap)    \
-    DO(work) DO(wr_id)
+    DO(_closed) DO(addr) DO(ah) DO(base) DO(compare_add) DO(core_route) DO(dest_qpn) DO(fence) DO(flush) DO(icrc)      \
+    DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length) DO(lkey) DO(lkeys) DO(opcode) DO(pd) DO(qkey)      \
+    DO(qp_num) DO(remote_addr) DO(remote_qkey) DO(remote_qpn) DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg)    \
+    DO(signaled) DO(solicited) DO(swap) DO(work) DO(wr_id)
 #define DECLARE_NAME(name) PyObject *name;
 extern struct names {
     FOR_NAMES(DECLARE_NAME)

@@ -113,14 +113,14 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     Py_ssize_t remote_length, local_length, train;
     int port_number, fd;
     unsigned int remote_scope, scope;
-    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, core_type, &parts.core, &parts.qp,
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, rc_engine_type, &parts.core, &parts.qp,
                           queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &remote, &remote_length,
                           &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
-    RcCore *core = (RcCore *)parts.core;
+    RcEngine *engine = (RcEngine *)parts.core;
     if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
-        core->is_shared)
+        engine->is_shared)
         return PyErr_Format(PyExc_ValueError,
                             "addresses of two families, a closed wire, or two connections of an engine");
     Connection *self = new_object(type);
@@ -128,10 +128,10 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
         return NULL;
     struct rdmacm_conn *conn = self->base.conn = &self->conn;
     self->base.post_send = post_send;
-    self->base.is_shared = &core->is_shared;
-    self->base.rules.regions = core->rc.regions;
-    self->base.rules.pd = core->rc.pd;
-    conn->rc = &core->rc;
+    self->base.is_shared = &engine->is_shared;
+    self->base.rules.regions = engine->rc.regions;
+    self->base.rules.pd = engine->rc.pd;
+    conn->rc = &engine->rc;
     conn->qp_num = conn->rc->qp_num;
     memcpy(conn->remote, remote, (size_t)remote_length);
     memcpy(conn->local, local, (size_t)local_length);
@@ -169,10 +169,10 @@ static PyObject *connection_transmit(Connection *self, PyObject *args) {
     Py_ssize_t limit;
     if (!PyArg_ParseTuple(args, "dn", &now, &limit))
         return NULL;
-    size_t sent = 0;
     PyThreadState *state = begin_core();
-    struct rdmacm_wire *wire = self->conn.wire;
-    bool done = wire && wire->is_enabled && rdmacm_wire_transmit(&self->conn, limit > 0 ? (size_t)limit : 0, now, &sent);
+    const struct rdmacm_wire *wire = self->conn.wire;
+    bool done = wire && wire->is_enabled;
+    size_t sent = done ? rdmacm_wire_transmit(&self->conn, limit > 0 ? (size_t)limit : 0, now) : 0;
     end_core(state);
     return done ? PyLong_FromSize_t(sent) : Py_NewRef(Py_None);
 }

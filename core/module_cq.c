@@ -6,8 +6,9 @@
 PyTypeObject *queue_type;
 static PyTypeObject *wc_class;
 static allocfunc allocate_wc;
-/* The members of WCStatus and of WCOpcode: by value, and by enum ibv_wr_opcode; and those of receives. */
-static PyObject *statuses, *send_opcodes, *recv_opcode, *recv_with_imm_opcode, *zero;
+PyObject *wc_statuses;
+/* The members of WCOpcode by enum ibv_wr_opcode, and those of receives. */
+static PyObject *send_opcodes, *recv_opcode, *recv_with_imm_opcode, *zero;
 
 /* -- completions ----------------------------------------------------------------------------------------------------- */
 
@@ -89,7 +90,7 @@ static PyObject *opcode_of(const struct rdmacm_completion *completion) {
 static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *completion, uint32_t qp_num) {
     if (!wc_class)
         return PyErr_Format(PyExc_RuntimeError, "configure_wc() was not called");
-    PyObject *status = PyTuple_GetItem(statuses, completion->status), *opcode = opcode_of(completion);
+    PyObject *status = PyTuple_GetItem(wc_statuses, completion->status), *opcode = opcode_of(completion);
     bool is_invalidated = completion->word_kind == RDMACM_INVALIDATED;
     PyObject *wc = status && opcode ? allocate_wc(wc_class, 0) : NULL;
     if (!wc)
@@ -145,7 +146,7 @@ PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!find_places((PyTypeObject *)wc))
         return NULL;
     allocate_wc = (allocfunc)PyType_GetSlot((PyTypeObject *)wc, Py_tp_alloc);
-    return set_objects(args, 5, (PyObject **)&wc_class, &statuses, &send_opcodes, &recv_opcode,
+    return set_objects(args, 5, (PyObject **)&wc_class, &wc_statuses, &send_opcodes, &recv_opcode,
                        &recv_with_imm_opcode);
 }
 

@@ -10,7 +10,7 @@
 PyTypeObject *regions_type;
 PyObject *unsignaled_class;
 /* How to make what the engine has of a request that was posted directly. */
-static PyObject *make_send_work, *make_recv_work;
+static PyObject *make_recv_work;
 
 /* -- pins ------------------------------------------------------------------------------------------------------------ */
 
@@ -125,19 +125,6 @@ PyObject *segments_of(const struct pin *pin) {
     PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
     Py_XDECREF(list);
     return tuple;
-}
-
-PyObject *work_of_send(const struct rdmacm_send *send) {
-    const struct pin *pin = send->pin;
-    if (pin->owner)
-        return Py_NewRef(pin->owner);
-    PyObject *segments = segments_of(pin);
-    if (!segments)
-        return NULL;
-    return PyObject_CallFunction(make_send_work, "OiNOOOKIIKK", pin->wr_id, send->opcode, segments,
-                                 pin->unsignaled ? Py_True : Py_False, send->solicited ? Py_True : Py_False,
-                                 send->fence ? Py_True : Py_False, (unsigned long long)send->remote_addr, send->rkey,
-                                 send->word, (unsigned long long)send->compare_add, (unsigned long long)send->swap);
 }
 
 PyObject *work_of_recv(const struct rdmacm_recv *recv) {
@@ -266,7 +253,7 @@ static PyType_Slot regions_slots[] = {
 };
 
 PyObject *configure_works(PyObject *Py_UNUSED(module), PyObject *args) {
-    return set_objects(args, 3, &make_send_work, &make_recv_work, &unsignaled_class);
+    return set_objects(args, 2, &make_recv_work, &unsignaled_class);
 }
 
 bool memory_init(PyObject *module) {

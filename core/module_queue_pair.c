@@ -9,7 +9,7 @@
 /* Whether requests may be queued here. The mutex is held. */
 static bool has_core(const QueuePair *self) {
     const struct rdmacm_conn *conn = self->conn;
-    return self->core && conn->wire && conn->wire->is_enabled && (conn->ud || conn->rc->core_owns_queues);
+    return self->core && conn->wire && conn->wire->is_enabled && (conn->ud || !conn->rc->failed);
 }
 
 static size_t sends_count(const struct rdmacm_conn *conn) {

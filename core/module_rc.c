@@ -1,23 +1,51 @@
-/* Glue: the fields and queues of a connection. What module_memory.c says about locks and memory is true here. */
+/* Glue: the engine of a reliable connection. What module_memory.c says about locks and memory is true here. */
 #include "module.h"
 
 #include <string.h>
 
-PyTypeObject *core_type;
+PyTypeObject *rc_engine_type;
 struct rdmacm_out built;
 
-/* -- a connection ---------------------------------------------------------------------------------------------------- */
+/* -- the object ------------------------------------------------------------------------------------------------------ */
 
-static PyObject *core_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
-    RcCore *self = new_object(type);
-    if (self)
-        rdmacm_rc_init(&self->rc);
+/* Refer to the memory that the peer may access. */
+static bool set_memory(RcEngine *self, PyObject *memory) {
+    self->regions = PyObject_GetAttrString(memory, "regions");
+    self->pd = self->regions ? PyObject_GetAttr(memory, names.pd) : NULL;
+    if (!self->pd)
+        return false;
+    if (Py_TYPE(self->regions) != regions_type) {
+        PyErr_SetString(PyExc_TypeError, "memory without regions of the core");
+        return false;
+    }
+    self->rc.regions = &((Regions *)self->regions)->regions;
+    self->rc.pd = (uint64_t)(uintptr_t)self->pd;
+    return true;
+}
+
+static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    unsigned int qp_num;
+    PyObject *memory, *shared, *counters;
+    if (!PyArg_ParseTuple(args, "IOOO", &qp_num, &memory, &shared, &counters))
+        return NULL;
+    RcEngine *self = new_object(type);
+    if (!self)
+        return NULL;
+    rdmacm_rc_init(&self->rc, qp_num);
+    self->counters = Py_NewRef(counters);
+    self->completed = PyList_New(0);
+    if (!self->completed || !set_memory(self, memory)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
-static int core_traverse(RcCore *self, visitproc visit, void *arg) {
+static int engine_traverse(RcEngine *self, visitproc visit, void *arg) {
     struct rdmacm_rc *rc = &self->rc;
     Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->completed);
+    Py_VISIT(self->counters);
     Py_VISIT(self->regions);
     Py_VISIT(self->pd);
     if (self->is_shared) /* another thread may change the queues now */
@@ -33,12 +61,14 @@ static int core_traverse(RcCore *self, visitproc visit, void *arg) {
     return 0;
 }
 
-static int core_clear(RcCore *self) {
+static int engine_clear(RcEngine *self) {
     struct rdmacm_rc *rc = &self->rc;
     if (self->is_shared) /* its connection is garbage as well, and will let go of it */
         return 0;
-    rc->core_owns_queues = false;
+    rc->failed = true; /* it takes nothing more */
     rc->regions = NULL;
+    Py_CLEAR(self->completed);
+    Py_CLEAR(self->counters);
     Py_CLEAR(self->regions);
     Py_CLEAR(self->pd);
     /* Each queue is empty before a pin ends, which may run other code. */
@@ -56,48 +86,248 @@ static int core_clear(RcCore *self) {
     return 0;
 }
 
-static void core_dealloc(RcCore *self) {
+static void engine_dealloc(RcEngine *self) {
     PyObject_GC_UnTrack(self);
-    core_clear(self);
+    engine_clear(self);
     if (!self->is_shared) /* else it is of an abandoned wire */
         rdmacm_rc_free(&self->rc);
     free_object((PyObject *)self);
 }
 
-static PyObject *core_set_flow(RcCore *self, PyObject *args) {
-    int incoming, is_ipv6;
-    unsigned int base;
-    if (!PyArg_ParseTuple(args, "pIp", &incoming, &base, &is_ipv6))
+/* -- results --------------------------------------------------------------------------------------------------------- */
+
+/* Names in EngineCounters (proto/engine.py): of its counter and of the count there. */
+static const struct {
+    const char *counter, *name;
+} count_names[RDMACM_COUNTS] = {
+    [RDMACM_TIMEOUTS] = {"errors", "local_ack_timeout_err"},
+    [RDMACM_RETRIES] = {"errors", "completer_retry_err"},
+    [RDMACM_SEQUENCE_NAKS] = {"errors", "rcvd_seq_err"},
+    [RDMACM_RNR_NAKS] = {"errors", "rcvd_rnr_err"},
+    [RDMACM_IMPLIED_NAKS] = {"errors", "implied_nak_seq_err"},
+    [RDMACM_EARLY_REQUESTS] = {"errors", "out_of_seq_request"},
+    [RDMACM_DROPPED_SEQUENCE] = {"dropped", "sequence"},
+    [RDMACM_DROPPED_DUPLICATES] = {"dropped", "duplicate"},
+    [RDMACM_DROPPED_NOT_READY] = {"dropped", "not ready"},
+    [RDMACM_DROPPED_REFUSED] = {"dropped", "refused"},
+    [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
+    [RDMACM_RETRIES_EXCEEDED] = {"errors", "retry_exceeded_err"},
+    [RDMACM_RNR_RETRIES_EXCEEDED] = {"errors", "retry_rnr_exceeded_err"},
+    [RDMACM_DROPPED_NO_RECEIVE] = {"dropped", "no receive"},
+};
+
+const char *const refusal_names[RDMACM_REFUSALS] = {
+    [RDMACM_REFUSED_LENGTH] = "length", [RDMACM_REFUSED_OPCODE] = "opcode",
+    [RDMACM_REFUSED_VERSION] = "version", [RDMACM_REFUSED_QPN] = "qpn",
+    [RDMACM_REFUSED_STATE] = "state",     [RDMACM_REFUSED_PKEY] = "pkey",
+    [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
+    [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
+};
+
+
+static PyObject *list_counted(const struct rdmacm_counts *counts, const uint32_t *refused) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < RDMACM_COUNTS; i++)
+        if (counts->of[i])
+            append(&list, Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of[i]));
+    for (size_t i = 0; list && refused && i < RDMACM_REFUSALS; i++)
+        if (refused[i])
+            append(&list, Py_BuildValue("ssI", "dropped", refusal_names[i], refused[i]));
+    return list;
+}
+
+PyObject *list_counts(const struct rdmacm_counts *counts) { return list_counted(counts, NULL); }
+
+/* What the engine has completed and counted. */
+struct results {
+    struct rdmacm_completion *completions;
+    size_t completions_count;
+    bool has_counts;
+    struct rdmacm_counts counts;
+    uint32_t refused[RDMACM_REFUSALS];
+};
+
+/* Take them, in the same step as the call that made them. */
+static void collect(RcEngine *self, struct results *results) {
+    struct rdmacm_rc *rc = &self->rc;
+    results->completions = move_completions(&rc->completions, &results->completions_count);
+    results->has_counts = rc->counts.has_any || rc->has_refused;
+    if (!results->has_counts)
+        return;
+    results->counts = rc->counts;
+    memcpy(results->refused, rc->refused, sizeof rc->refused);
+    rc->counts = (struct rdmacm_counts){0};
+    memset(rc->refused, 0, sizeof rc->refused);
+    rc->has_refused = false;
+}
+
+/* Pass them on to Python. False with an exception. */
+static bool pass_on(RcEngine *self, struct results *results) {
+    bool done = append_wcs(self->completed, results->completions, results->completions_count, self->rc.qp_num);
+    if (!done || !results->has_counts)
+        return done;
+    PyObject *list = list_counted(&results->counts, results->refused);
+    PyObject *result = list ? PyObject_CallMethod(self->counters, "add", "O", list) : NULL;
+    Py_XDECREF(list);
+    Py_XDECREF(result);
+    return result;
+}
+
+/* End a call that returns nothing. */
+static PyObject *pass_on_none(RcEngine *self, struct results *results) {
+    return pass_on(self, results) ? Py_NewRef(Py_None) : NULL;
+}
+
+/* -- the path and the states ----------------------------------------------------------------------------------------- */
+
+static PyObject *engine_set_route(RcEngine *self, PyObject *args) {
+    const char *local, *remote;
+    Py_ssize_t local_length, remote_length;
+    int port;
+    if (!PyArg_ParseTuple(args, "y#y#i", &local, &local_length, &remote, &remote_length, &port))
         return NULL;
-    struct rdmacm_flow *flow = incoming ? &self->rc.flow_in : &self->rc.flow_out;
+    if (local_length != remote_length || (local_length != 4 && local_length != 16))
+        return PyErr_Format(PyExc_ValueError, "an address has 4 or 16 bytes, and both have the same family");
+    self->address_length = (size_t)local_length;
+    memcpy(self->local, local, self->address_length);
+    memcpy(self->remote, remote, self->address_length);
     bool is_entered = enter_shared(&self->is_shared);
-    flow->base = base;
-    flow->is_ipv6 = is_ipv6;
+    rdmacm_flow_init(&self->rc.flow_out, self->local, self->remote, self->address_length, (uint16_t)port,
+                     RDMACM_ROCE_PORT);
     leave_shared(is_entered);
     Py_RETURN_NONE;
 }
 
-static PyObject *core_set_memory(RcCore *self, PyObject *args) {
-    PyObject *regions, *pd;
-    if (!PyArg_ParseTuple(args, "O!O", regions_type, &regions, &pd))
-        return NULL;
-    self->rc.regions = &((Regions *)regions)->regions;
-    self->rc.pd = (uint64_t)(uintptr_t)pd;
-    set_object(&self->regions, regions);
-    set_object(&self->pd, pd);
+static PyObject *engine_set_peer_port(RcEngine *self, PyObject *argument) {
+    uint64_t port;
+    if (!number_of(argument, UINT16_MAX, &port) || !self->address_length)
+        return PyErr_Format(PyExc_ValueError, "a port is wanted, and addresses before it");
+    bool is_entered = enter_shared(&self->is_shared);
+    rdmacm_flow_init(&self->rc.flow_in, self->remote, self->local, self->address_length, (uint16_t)port,
+                     RDMACM_ROCE_PORT);
+    leave_shared(is_entered);
     Py_RETURN_NONE;
 }
 
-/* Read the progress of a request that has begun. */
-static bool read_progress(PyObject *work, struct rdmacm_send *send) {
-    return read_uint32(work, names.first_psn, RDMACM_PSN_MASK, &send->first_psn) &&
-           read_uint32(work, names.last_psn, RDMACM_PSN_MASK, &send->last_psn) &&
-           read_uint32(work, names.length, UINT32_MAX, &send->length) &&
-           read_uint32(work, names.received_bytes, UINT32_MAX, &send->received_bytes) &&
-           read_uint32(work, names.requested_packets, UINT32_MAX, &send->requested_packets) &&
-           (send->opcode != RDMACM_WR_FLUSH || !send->requested_packets ||
-            read_truth(work, names.had_icrc_twice, &send->had_icrc_twice));
+/* Read an attribute of 32 bits. False with an exception. */
+static bool read_attribute(PyObject *object, const char *name, uint32_t *number) {
+    PyObject *value = PyObject_GetAttrString(object, name);
+    uint64_t found;
+    bool done = value && number_of(value, UINT32_MAX, &found);
+    if (value && !done)
+        PyErr_Format(PyExc_ValueError, "%s is %R", name, value);
+    Py_XDECREF(value);
+    *number = done ? (uint32_t)found : 0;
+    return done;
 }
+
+static PyObject *engine_ready_to_receive(RcEngine *self, PyObject *attributes) {
+    struct rdmacm_rtr rtr;
+    if (!read_attribute(attributes, "dest_qp_num", &rtr.dest_qp_num) ||
+        !read_attribute(attributes, "rq_psn", &rtr.rq_psn) || !read_attribute(attributes, "path_mtu", &rtr.path_mtu) ||
+        !read_attribute(attributes, "max_dest_rd_atomic", &rtr.max_dest_rd_atomic) ||
+        !read_attribute(attributes, "min_rnr_timer", &rtr.min_rnr_timer) ||
+        !read_attribute(attributes, "access", &rtr.access) || !read_attribute(attributes, "pkey", &rtr.pkey))
+        return NULL;
+    bool is_entered = enter_shared(&self->is_shared);
+    bool done = rdmacm_rc_ready_to_receive(&self->rc, &rtr);
+    leave_shared(is_entered);
+    if (!done)
+        return PyErr_Format(PyExc_ValueError, "path_mtu is %u, max_dest_rd_atomic %u", rtr.path_mtu,
+                            rtr.max_dest_rd_atomic);
+    Py_RETURN_NONE;
+}
+
+static bool read_rts(PyObject *attributes, struct rdmacm_rts *rts) {
+    uint32_t retry_cnt, rnr_retry;
+    PyObject *timeout = PyObject_GetAttrString(attributes, "timeout");
+    rts->timeout = timeout ? PyFloat_AsDouble(timeout) : 0;
+    Py_XDECREF(timeout);
+    if (PyErr_Occurred() || !read_attribute(attributes, "sq_psn", &rts->sq_psn) ||
+        !read_attribute(attributes, "retry_cnt", &retry_cnt) || !read_attribute(attributes, "rnr_retry", &rnr_retry) ||
+        !read_attribute(attributes, "max_rd_atomic", &rts->max_rd_atomic))
+        return false;
+    rts->retry_cnt = (int32_t)retry_cnt;
+    rts->rnr_retry = (int32_t)rnr_retry;
+    return true;
+}
+
+static PyObject *engine_ready_to_send(RcEngine *self, PyObject *attributes) {
+    struct rdmacm_rts rts;
+    if (!self->rc.can_receive)
+        return PyErr_Format(PyExc_ValueError, "a queue pair has to be ready to receive before it is ready to send");
+    if (!read_rts(attributes, &rts))
+        return NULL;
+    bool is_entered = enter_shared(&self->is_shared);
+    rdmacm_rc_ready_to_send(&self->rc, &rts);
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_set_send_attributes(RcEngine *self, PyObject *args) {
+    struct rdmacm_rts rts;
+    PyObject *attributes;
+    double now;
+    if (!PyArg_ParseTuple(args, "Od", &attributes, &now) || !read_rts(attributes, &rts))
+        return NULL;
+    bool is_entered = enter_shared(&self->is_shared);
+    rdmacm_rc_set_send_attributes(&self->rc, &rts, now);
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_set_access(RcEngine *self, PyObject *argument) {
+    uint64_t access;
+    if (!number_of(argument, UINT32_MAX, &access))
+        return PyErr_Format(PyExc_ValueError, "no access flags: %R", argument);
+    bool is_entered = enter_shared(&self->is_shared);
+    self->rc.access = (uint32_t)access;
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_set_min_rnr_timer(RcEngine *self, PyObject *argument) {
+    uint64_t code;
+    if (!number_of(argument, 31, &code))
+        return PyErr_Format(PyExc_ValueError, "no timer code: %R", argument);
+    bool is_entered = enter_shared(&self->is_shared);
+    self->rc.min_rnr_timer = (uint32_t)code;
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_set_max_dest_rd_atomic(RcEngine *self, PyObject *argument) {
+    uint64_t count;
+    bool done = number_of(argument, UINT32_MAX, &count);
+    if (done) {
+        bool is_entered = enter_shared(&self->is_shared);
+        done = rdmacm_rc_set_resources(&self->rc, (uint32_t)count);
+        leave_shared(is_entered);
+    }
+    return done ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "max_dest_rd_atomic is %R", argument);
+}
+
+static PyObject *set_paused(RcEngine *self, bool is_paused) {
+    bool is_entered = enter_shared(&self->is_shared);
+    self->rc.paused = is_paused;
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_pause(RcEngine *self, PyObject *Py_UNUSED(ignored)) { return set_paused(self, true); }
+
+static PyObject *engine_resume(RcEngine *self, PyObject *Py_UNUSED(ignored)) { return set_paused(self, false); }
+
+static PyObject *engine_flush(RcEngine *self, PyObject *Py_UNUSED(ignored)) {
+    struct results results;
+    bool is_entered = enter_shared(&self->is_shared);
+    rdmacm_rc_flush(&self->rc);
+    collect(self, &results);
+    leave_shared(is_entered);
+    return pass_on_none(self, &results);
+}
+
+/* -- requests -------------------------------------------------------------------------------------------------------- */
 
 /* Read whether the success of a request makes a completion, and whether the user does not see it. */
 static bool read_signaled(PyObject *work, bool *is_signaled, bool *unsignaled) {
@@ -137,48 +367,77 @@ static bool read_send(PyObject *work, struct rdmacm_send *send) {
            (!(kind & RDMACM_IS_FLUSH) || read_flush(work, send));
 }
 
-/* Whether it was queued. False, perhaps with an exception, if it is not one of the core's. */
-static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
+static PyObject *engine_post_send(RcEngine *self, PyObject *work) {
     struct rdmacm_send send = {0};
+    struct results results;
     uint64_t opcode;
     bool is_signaled;
-    if (!self->rc.core_owns_queues || !read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode))
-        return false;
+    if (!read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%R cannot be sent on a reliable connection", work);
     send.opcode = (uint8_t)opcode;
-    if (!read_send(work, &send) || !read_signaled(work, &is_signaled, &send.unsignaled) ||
-        (has_begun && !read_progress(work, &send)))
-        return false;
+    if (!self->rc.can_send && !self->rc.failed)
+        return PyErr_Format(PyExc_ValueError, "the queue pair is not ready to send");
     uint8_t kind = rdmacm_request_types[opcode].flags;
-    struct pin *pin = pin_segments(work, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC) ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    struct pin *pin = NULL;
+    if (read_send(work, &send) && read_signaled(work, &is_signaled, &send.unsignaled))
+        pin = pin_segments(work, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC) ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin)
-        return false;
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a field of it is too large: %R", work);
     pin->unsignaled = !is_signaled;
     send.pin = pin;
     send.memory = pin->memory;
     bool is_entered = enter_shared(&self->is_shared);
-    bool done = (has_begun ? rdmacm_rc_adopt_send : rdmacm_rc_post_send)(&self->rc, &send);
+    bool done = rdmacm_rc_post_send(&self->rc, &send);
+    collect(self, &results);
     leave_shared(is_entered);
-    return keep_pin(pin, done);
+    if (!keep_pin(pin, done))
+        PyErr_Format(PyExc_ValueError, "no memory for a request, or a message of more than 2^31 bytes");
+    return pass_on(self, &results) && done ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *core_post_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, false)); }
+/* Give the elements of a receive their local keys. */
+static bool set_lkeys(struct pin *pin, PyObject *work) {
+    PyObject *lkeys = PyObject_GetAttr(work, names.lkeys);
+    Py_ssize_t count = lkeys ? PySequence_Size(lkeys) : -1;
+    bool done = count >= 0;
+    for (Py_ssize_t i = 0; done && i < count && (size_t)i < pin->memory.count; i++) {
+        PyObject *lkey = PySequence_GetItem(lkeys, i);
+        uint64_t number = 0;
+        done = lkey && number_of(lkey, UINT32_MAX, &number);
+        pin->elements[i].lkey = (uint32_t)number;
+        Py_XDECREF(lkey);
+    }
+    Py_XDECREF(lkeys);
+    return done;
+}
 
-static PyObject *core_adopt_send(RcCore *self, PyObject *work) { return answer(post_send(self, work, true)); }
-
-static PyObject *core_post_recv(RcCore *self, PyObject *work) {
-    if (!self->rc.core_owns_queues)
-        Py_RETURN_FALSE;
+static PyObject *engine_post_recv(RcEngine *self, PyObject *work) {
+    struct results results;
     struct pin *pin = pin_segments(work, PyBUF_WRITABLE);
-    if (!pin)
-        return answer(false);
+    if (!pin || !keep_pin(pin, set_lkeys(pin, work)))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "too many elements, or a wrong key: %R", work);
     struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
     bool is_entered = enter_shared(&self->is_shared);
     bool done = rdmacm_rc_post_recv(&self->rc, &recv);
+    collect(self, &results);
     leave_shared(is_entered);
-    return answer(keep_pin(pin, done));
+    if (!keep_pin(pin, done))
+        PyErr_NoMemory();
+    return pass_on(self, &results) && done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* -- packets --------------------------------------------------------------------------------------------------------- */
+static PyObject *engine_look_up_again(RcEngine *self, PyObject *args) {
+    unsigned int lkey;
+    PyObject *look_up;
+    if (!PyArg_ParseTuple(args, "IO", &lkey, &look_up))
+        return NULL;
+    bool is_entered = enter_shared(&self->is_shared);
+    rdmacm_rc_look_up_again(&self->rc, lkey);
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
+
+/* -- packets and time ------------------------------------------------------------------------------------------------ */
 
 /* The bytes of a datagram. This never runs the collector, which might run code that uses `built`. */
 static PyObject *join_pieces(const struct rdmacm_datagram *datagram) {
@@ -222,260 +481,81 @@ PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete
     return list;
 }
 
-static PyObject *core_take(RcCore *self, PyObject *args) {
+static PyObject *engine_received(RcEngine *self, PyObject *args) {
     Py_buffer data;
     Py_ssize_t segment;
     double now;
-    PyObject *completed;
-    if (!PyArg_ParseTuple(args, "y*ndO!", &data, &segment, &now, &PyList_Type, &completed))
+    struct results results;
+    if (!PyArg_ParseTuple(args, "y*nd", &data, &segment, &now))
         return NULL;
-    size_t accepted, size = (size_t)data.len;
-    int32_t first;
     bool is_entered = enter_shared(&self->is_shared);
-    size_t taken = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, size, segment > 0 ? (size_t)segment : 0, now,
-                                  &accepted, &first);
-    self->rc.counts.has_any |= self->rc.has_refused;
-    size_t count;
-    struct rdmacm_completion *completions = move_completions(&self->rc.completions, &count);
+    size_t accepted = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, (size_t)data.len,
+                                     segment > 0 ? (size_t)segment : 0, now);
+    collect(self, &results);
     leave_shared(is_entered);
     PyBuffer_Release(&data);
-    if (!append_wcs(completed, completions, count, self->rc.qp_num))
-        return NULL;
-    if (taken == size)
-        return PyLong_FromSize_t(accepted);
-    return Py_BuildValue("nni", (Py_ssize_t)taken, (Py_ssize_t)accepted, (int)first);
+    return pass_on(self, &results) ? PyLong_FromSize_t(accepted) : NULL;
 }
 
-static PyObject *core_build(RcCore *self, PyObject *args) {
+static PyObject *engine_datagrams(RcEngine *self, PyObject *args) {
     double now;
     Py_ssize_t limit, train;
+    struct made made[RDMACM_BUILD_LIMIT];
+    struct results results;
     if (!PyArg_ParseTuple(args, "dnn", &now, &limit, &train))
         return NULL;
-    struct made made[RDMACM_BUILD_LIMIT];
     bool is_entered = enter_shared(&self->is_shared);
     rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
     size_t count = copy_datagrams(NULL, made);
     bool is_complete = count == built.datagrams_count;
+    collect(self, &results);
     leave_shared(is_entered);
-    return list_datagrams(made, count, is_complete);
+    PyObject *list = list_datagrams(made, count, is_complete);
+    if (!pass_on(self, &results))
+        Py_CLEAR(list);
+    return list;
 }
 
-static PyObject *core_take_completed(RcCore *self, PyObject *completed) {
-    if (!PyList_Check(completed))
-        return PyErr_Format(PyExc_TypeError, "a list is wanted");
-    size_t count;
+static PyObject *engine_probe(RcEngine *self, PyObject *Py_UNUSED(ignored)) {
     bool is_entered = enter_shared(&self->is_shared);
-    struct rdmacm_completion *completions = move_completions(&self->rc.completions, &count);
+    rdmacm_rc_build_probe(&self->rc, &built);
+    PyObject *bytes = join_pieces(&built.datagrams[0]);
     leave_shared(is_entered);
-    if (!append_wcs(completed, completions, count, self->rc.qp_num))
-        return NULL;
-    Py_RETURN_NONE;
+    return Py_BuildValue("[N]", bytes);
 }
 
-static PyObject *core_timer(RcCore *self, PyObject *argument) {
+static PyObject *engine_timer(RcEngine *self, PyObject *argument) {
+    struct results results;
     double now = PyFloat_AsDouble(argument);
     if (now == -1.0 && PyErr_Occurred())
         return NULL;
     bool is_entered = enter_shared(&self->is_shared);
     rdmacm_rc_timer(&self->rc, now);
+    collect(self, &results);
     leave_shared(is_entered);
-    Py_RETURN_NONE;
+    return pass_on_none(self, &results);
 }
 
-/* Names in EngineCounters (proto/engine.py): of its counter and of the count there. */
-static const struct {
-    const char *counter, *name;
-} count_names[RDMACM_COUNTS] = {
-    [RDMACM_TIMEOUTS] = {"errors", "local_ack_timeout_err"},
-    [RDMACM_RETRIES] = {"errors", "completer_retry_err"},
-    [RDMACM_SEQUENCE_NAKS] = {"errors", "rcvd_seq_err"},
-    [RDMACM_RNR_NAKS] = {"errors", "rcvd_rnr_err"},
-    [RDMACM_IMPLIED_NAKS] = {"errors", "implied_nak_seq_err"},
-    [RDMACM_EARLY_REQUESTS] = {"errors", "out_of_seq_request"},
-    [RDMACM_DROPPED_SEQUENCE] = {"dropped", "sequence"},
-    [RDMACM_DROPPED_DUPLICATES] = {"dropped", "duplicate"},
-    [RDMACM_DROPPED_NOT_READY] = {"dropped", "not ready"},
-    [RDMACM_DROPPED_REFUSED] = {"dropped", "refused"},
-    [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
-    [RDMACM_RETRIES_EXCEEDED] = {"errors", "retry_exceeded_err"},
-    [RDMACM_RNR_RETRIES_EXCEEDED] = {"errors", "retry_rnr_exceeded_err"},
-    [RDMACM_DROPPED_NO_RECEIVE] = {"dropped", "no receive"},
-};
-
-const char *const refusal_names[RDMACM_REFUSALS] = {
-    [RDMACM_REFUSED_LENGTH] = "length", [RDMACM_REFUSED_OPCODE] = "opcode",
-    [RDMACM_REFUSED_VERSION] = "version", [RDMACM_REFUSED_QPN] = "qpn",
-    [RDMACM_REFUSED_STATE] = "state",     [RDMACM_REFUSED_PKEY] = "pkey",
-    [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
-    [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
-};
-
-PyObject *list_counts(const struct rdmacm_counts *counts) {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < RDMACM_COUNTS; i++)
-        if (counts->of[i])
-            append(&list, Py_BuildValue("ssI", count_names[i].counter, count_names[i].name, counts->of[i]));
-    return list;
-}
-
-static PyObject *core_take_counts(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    bool is_entered = enter_shared(&self->is_shared);
-    struct rdmacm_counts counts = self->rc.counts;
-    uint32_t refused[RDMACM_REFUSALS];
-    memcpy(refused, self->rc.refused, sizeof refused);
-    self->rc.counts = (struct rdmacm_counts){0};
-    memset(self->rc.refused, 0, sizeof self->rc.refused);
-    self->rc.has_refused = false;
-    leave_shared(is_entered);
-    PyObject *list = list_counts(&counts);
-    for (size_t i = 0; list && i < RDMACM_REFUSALS; i++)
-        if (refused[i])
-            append(&list, Py_BuildValue("ssI", "dropped", refusal_names[i], refused[i]));
-    return list;
-}
-
-static PyObject *core_to_send(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    bool is_entered = enter_shared(&self->is_shared);
-    int to_send = rdmacm_rc_to_send(&self->rc);
-    leave_shared(is_entered);
-    return PyLong_FromLong(to_send);
-}
-
-static PyObject *core_begin(RcCore *self, PyObject *send_index) {
-    size_t index = PyLong_AsSize_t(send_index);
-    if (index == (size_t)-1 && PyErr_Occurred())
-        return NULL;
-    bool is_entered = enter_shared(&self->is_shared);
-    bool done = rdmacm_rc_begin(&self->rc);
-    if (done) {
-        self->rc.is_held = true;
-        self->rc.send_index = index;
-    }
-    leave_shared(is_entered);
-    return PyBool_FromLong(done);
-}
-
-static PyObject *core_filled(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    bool is_entered = enter_shared(&self->is_shared);
-    self->rc.is_held = false;
-    leave_shared(is_entered);
-    Py_RETURN_NONE;
-}
-
-static bool set_number(PyObject *object, PyObject *name, uint32_t value) {
-    PyObject *number = PyLong_FromUnsignedLong(value);
-    bool done = number && PyObject_SetAttr(object, name, number) == 0;
-    Py_XDECREF(number);
-    return done;
-}
-
-/* The SendWork of a request, with its progress if it has begun: a new reference. */
-static PyObject *work_with_progress(const struct rdmacm_send *send, bool has_begun) {
-    PyObject *work = work_of_send(send);
-    if (work && has_begun && !(set_number(work, names.length, send->length) &&
-                               set_number(work, names.first_psn, send->first_psn) &&
-                               set_number(work, names.last_psn, send->last_psn) &&
-                               set_number(work, names.received_bytes, send->received_bytes) &&
-                               set_number(work, names.requested_packets, send->requested_packets) &&
-                               PyObject_SetAttr(work, names.had_icrc_twice, send->had_icrc_twice ? Py_True : Py_False) == 0))
-        Py_CLEAR(work);
-    return work;
-}
-
-static PyObject *end_sends(struct rdmacm_rc *rc) {
-    PyObject *list = PyList_New(0);
-    while (list && rc->sends_count) {
-        struct rdmacm_send send = *RDMACM_RING_AT(rc, sends, 0);
-        bool has_begun = rc->outstanding_count > 0;
-        RDMACM_RING_DROP(rc, sends);
-        rc->outstanding_count -= has_begun;
-        append(&list, work_with_progress(&send, has_begun));
-        drop_pin(send.pin);
-    }
-    return list;
-}
-
-static PyObject *end_recvs(struct rdmacm_rc *rc) {
-    PyObject *list = PyList_New(0);
-    while (list && rc->recvs_count) {
-        struct rdmacm_recv recv = *RDMACM_RING_AT(rc, recvs, 0);
-        RDMACM_RING_DROP(rc, recvs);
-        append(&list, work_of_recv(&recv));
-        drop_pin(recv.pin);
-    }
-    return list;
-}
-
-/* The receive of the SEND in progress, or None. */
-static PyObject *end_current(struct rdmacm_rc *rc) {
-    struct rdmacm_recv recv = rc->current_recv;
-    if (!recv.pin)
-        Py_RETURN_NONE;
-    rc->current_recv = (struct rdmacm_recv){0};
-    PyObject *work = work_of_recv(&recv);
-    drop_pin(recv.pin);
-    return work;
-}
-
-/* (operation, first PSN, packets, R_Key, address, length, original) of a resource. */
-static PyObject *make_resource(const struct rdmacm_resource *kept) {
-    return Py_BuildValue("iIIIKIK", (int)kept->operation, kept->first_psn,
-                         rdmacm_psn_after(kept->last_psn, kept->first_psn) + 1, kept->rkey,
-                         (unsigned long long)kept->address, kept->length, (unsigned long long)kept->original);
-}
-
-static PyObject *list_resources(const struct rdmacm_rc *rc) {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < rc->resources_count; i++) {
-        size_t at = (rc->resources_next + rc->resources_capacity - rc->resources_count + i) % rc->resources_capacity;
-        append(&list, make_resource(&rc->resources[at]));
-    }
-    return list;
-}
-
-static PyObject *list_responses(struct rdmacm_rc *rc) {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < rc->responses_count; i++) {
-        const struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, i);
-        PyObject *of = response->of.operation ? make_resource(&response->of) : Py_NewRef(Py_None);
-        append(&list, Py_BuildValue("IIIIION", response->psn, response->last_psn, response->offset, response->syndrome,
-                                    response->msn, response->is_repeated ? Py_True : Py_False, of));
-    }
-    return list;
-}
-
-static PyObject *core_end(RcCore *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_rc *rc = &self->rc;
-    /* From here on the queues are Python's. */
-    bool is_entered = enter_shared(&self->is_shared);
-    rc->core_owns_queues = rc->is_held = false;
-    leave_shared(is_entered);
-    size_t outstanding = rc->outstanding_count, send_index = rc->send_index;
-    PyObject *sends = end_sends(rc);
-    rc->send_index = 0;
-    PyObject *recvs = sends ? end_recvs(rc) : NULL;
-    PyObject *current = recvs ? end_current(rc) : NULL;
-    PyObject *resources = current ? list_resources(rc) : NULL;
-    PyObject *responses = resources ? list_responses(rc) : NULL;
-    rc->responses_count = rc->unanswered = rc->waiting_flushes = rc->resources_count = 0;
-    return Py_BuildValue("NnnNNNN", sends, (Py_ssize_t)outstanding, (Py_ssize_t)send_index, recvs, current, resources,
-                         responses);
+static PyObject *engine_completions(RcEngine *self, PyObject *Py_UNUSED(ignored)) {
+    PyObject *found = self->completed;
+    self->completed = PyList_New(0);
+    return found;
 }
 
 /* -- fields ---------------------------------------------------------------------------------------------------------- */
 
-#define FIELD(name, kind) {#name, kind, offsetof(RcCore, rc.name), 0, NULL}
+/* Those of RcState, for tests that compare the two. */
+#define FIELD(name, kind) {#name, kind, offsetof(RcEngine, rc.name), READONLY, NULL}
 
-static PyMemberDef core_members[] = {
-    FIELD(core_owns_queues, T_BOOL),
+static PyMemberDef engine_members[] = {
+    {"completed", T_OBJECT, offsetof(RcEngine, completed), READONLY, NULL},
+    {"counters", T_OBJECT, offsetof(RcEngine, counters), READONLY, NULL},
+    {"failed", T_BOOL, offsetof(RcEngine, rc.failed), 0, NULL},
     FIELD(qp_num, T_UINT),
-    FIELD(failed, T_BOOL),
     FIELD(path_mtu, T_UINT),
     FIELD(send_bth, T_ULONGLONG),
     FIELD(identification, T_UINT),
     FIELD(flush_icrc_twice, T_BOOL),
-    FIELD(has_failed_peer, T_BOOL),
-    {"failure_status", T_UBYTE, offsetof(RcCore, rc.failure), 0, NULL},
     FIELD(can_send, T_BOOL),
     FIELD(can_receive, T_BOOL),
     FIELD(paused, T_BOOL),
@@ -503,15 +583,12 @@ static PyMemberDef core_members[] = {
     FIELD(min_rnr_timer, T_UINT),
     FIELD(nak_sent, T_BOOL),
     FIELD(operation, T_INT),
-    FIELD(message_offset, T_ULONGLONG),
-    FIELD(recv_capacity, T_ULONGLONG),
     FIELD(ack_psn, T_INT),
     FIELD(ack_aeth, T_UINT),
-    {"has_counts", T_BOOL, offsetof(RcCore, rc.counts.has_any), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyObject *get_deadline(RcCore *self, void *Py_UNUSED(closure)) {
+static PyObject *get_deadline(RcEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
     bool has_deadline = self->rc.has_deadline;
     double deadline = self->rc.deadline;
@@ -519,80 +596,89 @@ static PyObject *get_deadline(RcCore *self, void *Py_UNUSED(closure)) {
     return has_deadline ? PyFloat_FromDouble(deadline) : Py_NewRef(Py_None);
 }
 
-static int set_deadline(RcCore *self, PyObject *value, void *Py_UNUSED(closure)) {
-    bool has_deadline = value && value != Py_None;
-    double deadline = has_deadline ? PyFloat_AsDouble(value) : 0;
-    if (deadline == -1.0 && PyErr_Occurred())
-        return -1;
+static PyObject *get_to_send(RcEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
-    self->rc.has_deadline = has_deadline;
-    self->rc.deadline = deadline;
+    int to_send = rdmacm_rc_to_send(&self->rc);
     leave_shared(is_entered);
-    return 0;
+    return PyLong_FromLong(to_send);
 }
 
-static PyObject *get_write_target(RcCore *self, void *Py_UNUSED(closure)) {
-    return Py_BuildValue("IKI", self->rc.write_rkey, (unsigned long long)self->rc.write_address,
-                         self->rc.write_length);
+static PyObject *get_drained(RcEngine *self, void *Py_UNUSED(closure)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    bool is_drained = !self->rc.outstanding_count;
+    leave_shared(is_entered);
+    return PyBool_FromLong(is_drained);
 }
 
-static int set_write_target(RcCore *self, PyObject *value, void *Py_UNUSED(closure)) {
-    unsigned int rkey, length;
-    unsigned long long address;
-    if (!value || !PyTuple_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "a tuple of R_Key, address and length is wanted");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(value, "IKI", &rkey, &address, &length))
-        return -1;
-    self->rc.write_rkey = rkey;
-    self->rc.write_address = address;
-    self->rc.write_length = length;
-    return 0;
+static PyObject *get_peer_activity(RcEngine *self, void *Py_UNUSED(closure)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    uint32_t expected = self->rc.expected_psn, unacked = self->rc.unacked_psn, strays = self->rc.stray_answers;
+    leave_shared(is_entered);
+    return Py_BuildValue("III", expected, unacked, strays);
 }
 
-static PyGetSetDef core_getset[] = {
-    {"deadline", (getter)get_deadline, (setter)set_deadline, NULL, NULL},
-    {"write_target", (getter)get_write_target, (setter)set_write_target, NULL, NULL},
+static PyObject *get_failure(RcEngine *self, void *Py_UNUSED(closure)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    uint8_t status = self->rc.failure;
+    bool is_peers = self->rc.has_failed_peer;
+    leave_shared(is_entered);
+    if (!status)
+        return PyUnicode_FromString("");
+    PyObject *member = wc_statuses ? PyTuple_GetItem(wc_statuses, status) : NULL;
+    PyObject *name = member ? PyObject_GetAttrString(member, "name") : NULL;
+    PyObject *text = name ? PyUnicode_FromFormat(is_peers ? "%U of a request of the peer" : "%U", name) : NULL;
+    Py_XDECREF(name);
+    return text;
+}
+
+static PyGetSetDef engine_getset[] = {
+    {"deadline", (getter)get_deadline, NULL, NULL, NULL},
+    {"to_send", (getter)get_to_send, NULL, NULL, NULL},
+    {"drained", (getter)get_drained, NULL, NULL, NULL},
+    {"peer_activity", (getter)get_peer_activity, NULL, NULL, NULL},
+    {"failure", (getter)get_failure, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMethodDef core_methods[] = {
-    {"core_set_flow", (PyCFunction)core_set_flow, METH_VARARGS, "core_set_flow(incoming, base, is_ipv6)"},
-    {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS, "core_set_memory(regions, pd)"},
-    {"core_begin", (PyCFunction)core_begin, METH_O,
-     "core_begin(send_index): have the queues here, if that is possible, to be filled until core_filled()."},
-    {"core_filled", (PyCFunction)core_filled, METH_NOARGS, "The queues have all that was posted."},
-    {"core_adopt_send", (PyCFunction)core_adopt_send, METH_O, "core_adopt_send(work): as post, for one that has begun."},
-    {"core_end", (PyCFunction)core_end, METH_NOARGS, "Hand the queues back."},
-    {"core_post_send", (PyCFunction)core_post_send, METH_O, "core_post_send(work): False if it was not taken."},
-    {"core_post_recv", (PyCFunction)core_post_recv, METH_O, "core_post_recv(work): False if it was not taken."},
-    {"core_take", (PyCFunction)core_take, METH_VARARGS,
-     "core_take(data, segment, now, completed): the packets accepted, if all were processed;\n"
-     "else the bytes processed, the packets accepted, and the first identification (-1: none)."},
-    {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train): datagrams."},
-    {"core_take_completed", (PyCFunction)core_take_completed, METH_O,
-     "core_take_completed(completed): append the completions that no core_take() has."},
-    {"core_timer", (PyCFunction)core_timer, METH_O, "core_timer(now): do what is due."},
-    {"core_take_counts", (PyCFunction)core_take_counts, METH_NOARGS,
-     "What was counted since the last call: (counter, name, count) of EngineCounters."},
-    {"core_to_send", (PyCFunction)core_to_send, METH_NOARGS, "NOTHING, ACK_ONLY or PACKETS."},
+#define METHOD(name, flags) {#name, (PyCFunction)engine_##name, flags, NULL}
+
+/* QPEngine (proto/engine.py) describes them. */
+static PyMethodDef engine_methods[] = {
+    METHOD(set_route, METH_VARARGS),
+    METHOD(set_peer_port, METH_O),
+    METHOD(ready_to_receive, METH_O),
+    METHOD(ready_to_send, METH_O),
+    METHOD(set_access, METH_O),
+    METHOD(set_min_rnr_timer, METH_O),
+    METHOD(set_max_dest_rd_atomic, METH_O),
+    METHOD(set_send_attributes, METH_VARARGS),
+    METHOD(post_send, METH_O),
+    METHOD(post_recv, METH_O),
+    METHOD(look_up_again, METH_VARARGS),
+    METHOD(pause, METH_NOARGS),
+    METHOD(resume, METH_NOARGS),
+    METHOD(flush, METH_NOARGS),
+    METHOD(timer, METH_O),
+    METHOD(received, METH_VARARGS),
+    METHOD(probe, METH_NOARGS),
+    METHOD(datagrams, METH_VARARGS),
+    {"completions", (PyCFunction)engine_completions, METH_NOARGS, "Take the completions since the last call."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot core_slots[] = {
-    SLOT(tp_doc, "The fields and queues of a reliable connection (docs/core.md)."),
-    SLOT(tp_new, core_new),
-    SLOT(tp_traverse, core_traverse),
-    SLOT(tp_clear, core_clear),
-    SLOT(tp_dealloc, core_dealloc),
-    SLOT(tp_members, core_members),
-    SLOT(tp_getset, core_getset),
-    SLOT(tp_methods, core_methods),
+static PyType_Slot engine_slots[] = {
+    SLOT(tp_doc, "RcEngine(qp_num, memory, shared_receives, counters): a reliable connection (docs/core.md)."),
+    SLOT(tp_new, engine_new),
+    SLOT(tp_traverse, engine_traverse),
+    SLOT(tp_clear, engine_clear),
+    SLOT(tp_dealloc, engine_dealloc),
+    SLOT(tp_members, engine_members),
+    SLOT(tp_getset, engine_getset),
+    SLOT(tp_methods, engine_methods),
     {0, NULL},
 };
 
 bool rc_init(PyObject *module) {
-    core_type = ADD_TYPE(module, RcCore, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, core_slots);
-    return core_type && set_fields(core_type, core_members, core_getset);
+    rc_engine_type = ADD_TYPE(module, RcEngine, Py_TPFLAGS_HAVE_GC, engine_slots);
+    return rc_engine_type != NULL;
 }

@@ -6,7 +6,6 @@
 
 enum {
     LEAST_CAPACITY = 16,
-    MOST_RESOURCES = 1024,
     /* Responses of FLUSHes that wait to be sent; rxe has at most as many PSNs outstanding. */
     MOST_FLUSHES = 128,
 };
@@ -31,9 +30,8 @@ const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
     [RDMACM_WR_ATOMIC_WRITE] = {RDMACM_IS_ATOMIC_WRITE, 0, 0, 0, 0, RDMACM_ATOMIC_WRITE},
 };
 
-void rdmacm_rc_init(struct rdmacm_rc *rc) {
-    memset(rc, 0, sizeof *rc);
-    rc->ack_psn = -1;
+void rdmacm_rc_init(struct rdmacm_rc *rc, uint32_t qp_num) {
+    *rc = (struct rdmacm_rc){.qp_num = qp_num, .ack_psn = -1, .flush_icrc_twice = true};
 }
 
 void rdmacm_rc_free(struct rdmacm_rc *rc) {
@@ -80,6 +78,17 @@ void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const u
     }
 }
 
+void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey) {
+    for (uint32_t i = 0; i < recv->memory.count; i++) {
+        const struct rdmacm_element *element = &recv->memory.elements[i];
+        if (element->lkey == lkey && rdmacm_regions_find(regions, pd, lkey, (uint64_t)(uintptr_t)element->data,
+                                                         element->length, RDMACM_ACCESS_LOCAL_WRITE, NULL) != element->data) {
+            recv->memory = (struct rdmacm_memory){.is_inaccessible = true};
+            return;
+        }
+    }
+}
+
 bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted) {
     size_t head = 0;
     return rdmacm_grow(&completions->items, &completions->capacity, &head, completions->count, posted + 1,
@@ -97,55 +106,109 @@ void rdmacm_completions_free(struct rdmacm_completions *completions) {
     *completions = (struct rdmacm_completions){0};
 }
 
+/* -- states and attributes --------------------------------------------------------------------------------------------- */
+
+bool rdmacm_rc_set_resources(struct rdmacm_rc *rc, uint32_t count) {
+    if (count > RDMACM_MOST_RESOURCES)
+        return false;
+    struct rdmacm_resource *resources = count ? malloc(count * sizeof *resources) : NULL;
+    if (count && !resources)
+        return false;
+    size_t kept = rc->resources_count < count ? rc->resources_count : count; /* the latest ones */
+    for (size_t i = 0; i < kept; i++)
+        resources[i] = rc->resources[(rc->resources_next + rc->resources_capacity - kept + i) % rc->resources_capacity];
+    free(rc->resources);
+    rc->resources = resources;
+    rc->resources_capacity = rc->max_dest_rd_atomic = count;
+    rc->resources_count = kept;
+    rc->resources_next = count ? kept % count : 0;
+    return true;
+}
+
+bool rdmacm_rc_ready_to_receive(struct rdmacm_rc *rc, const struct rdmacm_rtr *rtr) {
+    if (rtr->path_mtu < 256 || rtr->path_mtu > 4096 || !rdmacm_rc_set_resources(rc, rtr->max_dest_rd_atomic))
+        return false;
+    rc->path_mtu = rtr->path_mtu;
+    rc->send_bth = (uint64_t)(rtr->pkey & 0xFFFF) << 32 | (rtr->dest_qp_num & RDMACM_QPN_MASK);
+    rc->expected_psn = rc->executed_psn = rtr->rq_psn & RDMACM_PSN_MASK;
+    rc->access = rtr->access;
+    rc->min_rnr_timer = rtr->min_rnr_timer & 0x1F;
+    rc->can_receive = true;
+    return true;
+}
+
+static void take_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts *rts) {
+    rc->timeout = rts->timeout;
+    rc->retry_cnt = rc->retries_left = rts->retry_cnt;
+    rc->rnr_retry = rc->rnr_retries_left = rts->rnr_retry;
+    rc->max_rd_atomic = rts->max_rd_atomic;
+}
+
+void rdmacm_rc_ready_to_send(struct rdmacm_rc *rc, const struct rdmacm_rts *rts) {
+    rc->next_psn = rc->end_psn = rc->unacked_psn = rts->sq_psn & RDMACM_PSN_MASK;
+    take_send_attributes(rc, rts);
+    rc->window = RDMACM_WINDOW;
+    rc->loss_window = RDMACM_LOSS_WINDOW_BYTES / rc->path_mtu;
+    if (rc->loss_window > RDMACM_WINDOW)
+        rc->loss_window = RDMACM_WINDOW;
+    /* Two parts of a READ, or two messages up to the next ACK request, fill the small window. */
+    rc->ack_interval = rc->loss_window / 2;
+    rc->can_send = true;
+}
+
+void rdmacm_rc_set_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts *rts, double now) {
+    take_send_attributes(rc, rts);
+    rdmacm_start_timer(rc, now);
+}
+
+/* -- requests ---------------------------------------------------------------------------------------------------------- */
+
 static bool reserve_completion(struct rdmacm_rc *rc) {
     return rdmacm_reserve_completions(&rc->completions,
                                       rc->sends_count + rc->recvs_count + (rc->current_recv.pin ? 1 : 0));
 }
 
-bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
-    if (rc->core_owns_queues || rc->failed || !rc->can_send || !rc->can_receive || rc->paused || rc->operation ||
-        !rc->ack_interval || rc->path_mtu < 256 || rc->path_mtu > 4096 ||
-        rc->max_dest_rd_atomic > MOST_RESOURCES)
-        return false;
-    if (rc->resources_capacity < rc->max_dest_rd_atomic) {
-        struct rdmacm_resource *resources = malloc(rc->max_dest_rd_atomic * sizeof *resources);
-        if (!resources)
-            return false;
-        free(rc->resources);
-        rc->resources = resources;
-        rc->resources_capacity = rc->max_dest_rd_atomic;
-    }
-    rc->sends_head = rc->sends_count = rc->outstanding_count = rc->send_index = 0;
-    rc->recvs_head = rc->recvs_count = 0;
-    rc->responses_head = rc->responses_count = rc->unanswered = rc->waiting_flushes = 0;
-    rc->resources_next = rc->resources_count = 0;
-    rc->current_recv = (struct rdmacm_recv){0};
-    rc->core_owns_queues = true;
-    return true;
+static void flush_send(struct rdmacm_rc *rc, const struct rdmacm_send *send, uint8_t status) {
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, 0);
+    completion->opcode = send->opcode;
+    completion->status = status;
+}
+
+static void flush_recv(struct rdmacm_rc *rc, void *pin, uint8_t status) {
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, 0);
+    completion->is_recv = true;
+    completion->status = status;
 }
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    if (!rc->core_owns_queues || rc->failed || send->memory.length > RDMACM_LONGEST_MESSAGE ||
-        !rdmacm_rc_has(send->opcode) || !RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))
+    if (!reserve_completion(rc))
+        return false;
+    if (rc->failed) {
+        flush_send(rc, send, RDMACM_WC_WR_FLUSH_ERR);
+        return true;
+    }
+    if (send->memory.length > RDMACM_LONGEST_MESSAGE || !RDMACM_RING_RESERVE(rc, sends))
         return false;
     *RDMACM_RING_AT(rc, sends, rc->sends_count++) = *send;
     return true;
 }
 
-bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    uint32_t packets = rdmacm_send_packets(rc, send);
-    if (send->last_psn != rdmacm_psn_add(send->first_psn, packets - 1) || send->received_bytes > send->length ||
-        rc->outstanding_count != rc->sends_count || !rdmacm_rc_post_send(rc, send))
-        return false;
-    rc->outstanding_count++;
-    return true;
-}
-
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (!rc->core_owns_queues || rc->failed || !RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
+    if (!reserve_completion(rc))
+        return false;
+    if (rc->failed) {
+        flush_recv(rc, recv->pin, RDMACM_WC_WR_FLUSH_ERR);
+        return true;
+    }
+    if (!RDMACM_RING_RESERVE(rc, recvs))
         return false;
     *RDMACM_RING_AT(rc, recvs, rc->recvs_count++) = *recv;
     return true;
+}
+
+void rdmacm_rc_look_up_again(struct rdmacm_rc *rc, uint32_t lkey) {
+    for (size_t i = 0; i < rc->recvs_count; i++)
+        rdmacm_recv_look_up(RDMACM_RING_AT(rc, recvs, i), rc->regions, rc->pd, lkey);
 }
 
 void rdmacm_pop_send(struct rdmacm_rc *rc) {
@@ -171,12 +234,6 @@ void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count) {
 
 /* -- the end ----------------------------------------------------------------------------------------------------------- */
 
-static void flush_recv(struct rdmacm_rc *rc, void *pin, uint8_t status) {
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, 0);
-    completion->is_recv = true;
-    completion->status = status;
-}
-
 static void complete_current_recv(struct rdmacm_rc *rc, uint8_t status) {
     if (rc->current_recv.pin)
         flush_recv(rc, rc->current_recv.pin, status);
@@ -192,10 +249,7 @@ void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
     rc->rnr_waiting = rc->has_deadline = false;
     rc->next_psn = rc->end_psn;
     for (size_t i = 0; i < rc->sends_count; i++) {
-        const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, i);
-        struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, 0);
-        completion->opcode = send->opcode;
-        completion->status = status;
+        flush_send(rc, RDMACM_RING_AT(rc, sends, i), status);
         status = RDMACM_WC_WR_FLUSH_ERR;
     }
     rc->sends_count = rc->outstanding_count = rc->send_index = 0;
@@ -203,6 +257,14 @@ void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
     for (size_t i = 0; i < rc->recvs_count; i++)
         flush_recv(rc, RDMACM_RING_AT(rc, recvs, i)->pin, RDMACM_WC_WR_FLUSH_ERR);
     rc->recvs_count = 0;
+}
+
+void rdmacm_rc_flush(struct rdmacm_rc *rc) {
+    if (!rc->failed) {
+        rc->responses_count = rc->unanswered = rc->waiting_flushes = 0;
+        rc->ack_psn = -1;
+    }
+    rdmacm_rc_fail(rc, RDMACM_WC_WR_FLUSH_ERR);
 }
 
 /* End the connection because of a request of the peer: the receive in progress completes with `status`. */
@@ -240,20 +302,17 @@ void rdmacm_retransmit(struct rdmacm_rc *rc, uint32_t psn, double now) {
         rc->deadline = now + rc->timeout;
 }
 
-bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now) {
-    if (!rc->core_owns_queues)
-        return false;
+void rdmacm_rc_timer(struct rdmacm_rc *rc, double now) {
     if (!rc->has_deadline || now < rc->deadline)
-        return true;
+        return;
     if (rc->rnr_waiting) {
         rc->rnr_waiting = false;
         rdmacm_start_timer(rc, now);
-        return true;
+        return;
     }
     rc->retransmitting = false;
     rdmacm_count(rc, RDMACM_TIMEOUTS);
     rdmacm_retransmit(rc, rc->unacked_psn, now);
-    return true;
 }
 
 /* -- responses --------------------------------------------------------------------------------------------------------- */

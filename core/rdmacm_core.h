@@ -179,6 +179,9 @@ struct rdmacm_recv {
     struct rdmacm_memory memory;
 };
 
+/* The region of a local key was registered anew: a receive with an element that it does not have any more fails. */
+void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey);
+
 struct rdmacm_completion {
     void *pin; /* that of the request */
     uint32_t byte_len;
@@ -260,8 +263,7 @@ enum rdmacm_refusal {
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
-/* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState, which says who changes what. Python reads and
- * writes the fields up to the queues directly. The queues are used while `core_owns_queues`, and empty otherwise. */
+/* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState. */
 struct rdmacm_rc {
     /* path */
     struct rdmacm_flow flow_out, flow_in;
@@ -271,10 +273,8 @@ struct rdmacm_rc {
     uint32_t identification;
 
     /* states */
-    bool core_owns_queues; /* whether the core has the queues */
-    bool is_held; /* whether they are being filled: the wire leaves the connection alone */
     bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
-    uint8_t failure;       /* the status of the error that has ended it; 0: none, or the owner has ended it */
+    uint8_t failure;       /* the status of the error that has ended it; 0: none, or rdmacm_rc_flush() has */
     bool has_failed_peer;  /* whether that was an error of a request of the peer */
     bool flush_icrc_twice; /* whether FLUSHes get rxe's ICRC at first */
 
@@ -323,34 +323,48 @@ struct rdmacm_rc {
     uint32_t refused[RDMACM_REFUSALS];
 };
 
-/* A connection with all fields 0, but ack_psn. */
-void rdmacm_rc_init(struct rdmacm_rc *rc);
+/* A connection in INIT. */
+void rdmacm_rc_init(struct rdmacm_rc *rc, uint32_t qp_num);
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_rc_free(struct rdmacm_rc *rc);
+
+/* What takes a connection from INIT to RTR, and from RTR to RTS: RtrAttributes and RtsAttributes of proto/engine.py. */
+struct rdmacm_rtr {
+    uint32_t dest_qp_num, rq_psn, path_mtu, max_dest_rd_atomic, min_rnr_timer, access, pkey;
+};
+
+struct rdmacm_rts {
+    uint32_t sq_psn, max_rd_atomic;
+    int32_t retry_cnt, rnr_retry;
+    double timeout; /* seconds; 0: none */
+};
+
+enum { RDMACM_MOST_RESOURCES = 1024 }; /* responder resources of a connection */
+
+/* False, with nothing done, without memory, and for a path MTU or a number of resources that no connection has. */
+bool rdmacm_rc_ready_to_receive(struct rdmacm_rc *rc, const struct rdmacm_rtr *rtr);
+void rdmacm_rc_ready_to_send(struct rdmacm_rc *rc, const struct rdmacm_rts *rts);
+/* In RTS or SQD: change how requests are sent. The PSN does not change. */
+void rdmacm_rc_set_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts *rts, double now);
+/* Change how many READs and atomics of the peer may be outstanding. False as rdmacm_rc_ready_to_receive(). */
+bool rdmacm_rc_set_resources(struct rdmacm_rc *rc, uint32_t count);
 
 /* Whether requests of this opcode may be queued. */
 static inline bool rdmacm_rc_has(uint64_t opcode) {
     return opcode < RDMACM_REQUEST_TYPES && rdmacm_request_types[opcode].flags;
 }
 
-/* Begin to use the queues, which are empty. False, with nothing done, where the connection is not as it has to be, or
- * without memory. */
-bool rdmacm_rc_begin(struct rdmacm_rc *rc);
-
-/* Add a request that has begun behind those that have, with its PSNs and progress. No request waits yet. False, with
- * nothing done, if its fields contradict each other, and as rdmacm_rc_post_send. */
-bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
-
-/* Queue a request. False, with nothing done, without memory or for a request that the core does not know. */
+/* Queue a request of an opcode that the connection has. Once it has ended the request completes as flushed. False, with
+ * nothing done, without memory, and for a message that is too long. */
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
+/* The region of a local key was registered anew: receives that it does not have the memory of any more fail. */
+void rdmacm_rc_look_up_again(struct rdmacm_rc *rc, uint32_t lkey);
 
-/* Process the packets of a train of a flow, `segment` bytes each (the last may be shorter; 0: a single packet), up to the
- * first that the core does not know. Return the bytes of those processed; for the packet after them nothing was done.
- * `accepted` is how many of them were not dropped. `first_identification` is that of the train's first packet, -1 if
- * none was processed. */
+/* Process the packets of a train of a flow, `segment` bytes each (the last may be shorter; 0: a single packet); return how
+ * many were accepted. */
 size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
-                      size_t segment, double now, size_t *accepted, int32_t *first_identification);
+                      size_t segment, double now);
 
 /* Why a connection drops a packet that names it and that rdmacm_rc_take() has not processed, whatever the connection is
  * in the midst of; in the order of the checks of the engine. */
@@ -360,9 +374,13 @@ enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct r
 /* End the connection: everything posted completes, the oldest send with `status`, all others as flushed. */
 void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status);
 
+/* End the connection for its owner: everything posted completes as flushed, and nothing more is sent. One that has failed
+ * before still answers. */
+void rdmacm_rc_flush(struct rdmacm_rc *rc);
+
 /* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for; without a retry left,
- * the connection fails. False, with nothing done, if the owner has the queues. */
-bool rdmacm_rc_timer(struct rdmacm_rc *rc, double now);
+ * the connection fails. */
+void rdmacm_rc_timer(struct rdmacm_rc *rc, double now);
 
 /* Whether rdmacm_rc_build may return something: 0 nothing, 1 one ACK, which may wait for a moment, 2 packets. */
 int rdmacm_rc_to_send(const struct rdmacm_rc *rc);
@@ -418,6 +436,8 @@ void rdmacm_out_add_twice(struct rdmacm_out *out, size_t headers_length);
 
 /* Build up to `limit` packets, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes (0: none). */
 void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now);
+/* Build a packet that a live peer answers, and that has no other effect. */
+void rdmacm_rc_build_probe(struct rdmacm_rc *rc, struct rdmacm_out *out);
 
 /* -- helpers for the files of the core ------------------------------------------------------------------------------- */
 

@@ -76,6 +76,10 @@ enum {
     RDMACM_MOST_SENT = 256,
     /* Timers that one call calls. */
     RDMACM_MOST_TIMERS = 256,
+    /* Packets of a reliable connection that may be outstanding while none was lost; rxe allows itself as many PSNs. */
+    RDMACM_WINDOW = 128,
+    /* Bytes that may be outstanding once a packet was lost (rdmacm.proto.roce.rc.requester). */
+    RDMACM_LOSS_WINDOW_BYTES = 262144,
     /* Packets of a train: UDP_MAX_SEGMENTS of Linux before 6.8; it is 128 since. */
     RDMACM_MOST_IN_TRAIN = 64,
     /* The longest UDP payload over IPv4, in bytes. */
@@ -95,12 +99,10 @@ enum {
     RDMACM_ACCEPTS_PEER = 2,
     /* Python calls the timer of a connection at its deadline; */
     RDMACM_EVENT_TIMER = 1,
-    /* sends, as the core cannot; */
-    RDMACM_EVENT_TURN = 2,
     /* takes what the core has counted; */
-    RDMACM_EVENT_COUNTS = 4,
+    RDMACM_EVENT_COUNTS = 2,
     /* ends the queue pair, as its engine has failed. */
-    RDMACM_EVENT_FAILED = 8,
+    RDMACM_EVENT_FAILED = 4,
     /* Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room, */
     RDMACM_COUNT_NO_ROOM = -1,
     /* trains whose packets were sent one by one, */

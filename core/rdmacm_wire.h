@@ -289,11 +289,11 @@ void rdmacm_wire_acknowledge(struct rdmacm_wire *wire, double now);
 void rdmacm_wire_end_turn(struct rdmacm_wire *wire, bool has_result, double now);
 /* A connection may have a deadline: both the owner and the service thread look at it in time. */
 void rdmacm_wire_arm_timer(struct rdmacm_conn *conn);
-/* Send up to `limit` packets of a connection, and count them; false if the owner has to do it. The packets leave under
- * the mutex, so that those of another thread do not overtake them. */
-bool rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent);
+/* Send up to `limit` packets of a connection; return how many. They leave under the mutex, so that those of another thread
+ * do not overtake them. */
+size_t rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now);
 
-/* Let connections retransmit whose deadline has come. What the core cannot do there is left to the owner. */
+/* Let connections retransmit whose deadline has come. */
 void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now);
 /* Send what connections have left over. */
 void rdmacm_wire_take_turns(struct rdmacm_wire *wire, double now);

@@ -318,8 +318,6 @@ static struct rdmacm_response *repeated_response(struct rdmacm_rc *rc, uint32_t 
  * an ATOMIC WRITE are not compared: rxe repeats it with the address 0. */
 static enum outcome respond_again(struct rdmacm_rc *rc, const struct packet *packet) {
     const struct rdmacm_resource *kept = find_resource(rc, packet->psn);
-    if (!kept && rc->resources_count < rc->max_dest_rd_atomic)
-        return LEFT; /* Python may have executed it */
     if (!kept || kept->operation != packet->type.operation)
         return dropped(rc, RDMACM_DROPPED_DUPLICATES);
     struct rdmacm_resource again = *kept;
@@ -700,23 +698,18 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const struct rdmacm_flow *
 }
 
 size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
-                      size_t segment, double now, size_t *accepted, int32_t *first_identification) {
-    size_t at = 0, step = segment ? segment : size;
-    *accepted = 0;
-    *first_identification = -1;
-    while (rc->core_owns_queues && at < size) {
+                      size_t segment, double now) {
+    size_t accepted = 0, step = segment ? segment : size;
+    int32_t first = -1;
+    for (size_t at = 0; at < size; at += step) {
         size_t length = size - at < step ? size - at : step;
-        enum outcome outcome = take_packet(rc, flow, data + at, length, now);
-        if (outcome == LEFT)
-            return at;
-        if (*first_identification < 0)
-            *first_identification = (int32_t)rc->identification;
+        accepted += take_packet(rc, flow, data + at, length, now) == TAKEN;
+        if (first < 0)
+            first = (int32_t)rc->identification;
         rc->identification = (rc->identification + 1) & 0xFFFF;
-        at += length;
-        *accepted += outcome == TAKEN;
     }
     /* A peer whose first packet had 0 sends trains that count from 0, or packets that all have 0. */
-    if (*first_identification <= 0)
+    if (first <= 0)
         rc->identification = 0;
-    return at;
+    return accepted;
 }

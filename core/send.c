@@ -424,3 +424,9 @@ void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit,
     }
     rdmacm_out_finish(out);
 }
+
+void rdmacm_rc_build_probe(struct rdmacm_rc *rc, struct rdmacm_out *out) {
+    rdmacm_out_begin(out, &rc->flow_out, 0);
+    rdmacm_out_add(out, put_duplicate(rc, rdmacm_out_headers(out)), NULL, 0, 0);
+    rdmacm_out_finish(out);
+}

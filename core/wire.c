@@ -195,9 +195,6 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
         wire->counts.lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
 }
 
-/* Whether the core has the queues of a connection, and its owner is not about to move them. */
-static bool is_usual(const struct rdmacm_conn *conn) { return conn->rc->core_owns_queues && !conn->rc->is_held; }
-
 /* Pass on what the engine of a connection has to say. */
 static void see_engine(struct rdmacm_conn *conn) {
     struct rdmacm_rc *rc = conn->rc;
@@ -212,30 +209,22 @@ static void see_engine(struct rdmacm_conn *conn) {
     }
 }
 
-bool rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now, size_t *sent) {
+size_t rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now) {
     struct rdmacm_wire *wire = conn->wire;
     struct rdmacm_out *out = &wire->out;
-    *sent = 0;
-    if (!is_usual(conn))
-        return false;
+    size_t sent = 0;
     rdmacm_rc_build(conn->rc, out, limit, conn->route.train, now);
     for (size_t i = 0; i < out->datagrams_count; i++) {
         const struct rdmacm_datagram *datagram = &out->datagrams[i];
         rdmacm_wire_send(wire, conn->fd, &conn->route, datagram);
-        *sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
+        sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
     }
     see_engine(conn);
-    return true;
+    return sent;
 }
 
-/* Send up to `limit` packets; return how many were built. What the core cannot send is left to the owner. */
 static size_t transmit(struct rdmacm_conn *conn, size_t limit, double now) {
-    if (conn->ud)
-        return rdmacm_ud_transmit(conn->ud, limit);
-    size_t sent;
-    if (!rdmacm_wire_transmit(conn, limit, now, &sent))
-        rdmacm_wire_list_event(conn, RDMACM_EVENT_TURN);
-    return sent;
+    return conn->ud ? rdmacm_ud_transmit(conn->ud, limit) : rdmacm_wire_transmit(conn, limit, now);
 }
 
 /* A deadline that becomes later costs nothing: it stays in the list, and is read when the earlier one has come. */
@@ -250,7 +239,7 @@ static void list_timer(struct rdmacm_conn *conn) {
 }
 
 void rdmacm_wire_arm_timer(struct rdmacm_conn *conn) {
-    if (!conn->rc || !is_usual(conn) || !conn->rc->has_deadline)
+    if (!conn->rc || !conn->rc->has_deadline)
         return;
     if (!conn->has_timer)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_TIMER);
@@ -272,16 +261,15 @@ void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
     for (struct rdmacm_conn *conn = wire->timers, *next; conn; conn = next) {
         struct rdmacm_rc *rc = conn->rc;
         next = conn->next_timer;
-        bool is_owners = !is_usual(conn);
-        if (is_owners || (rc->has_deadline && rc->deadline <= now && left)) {
-            left -= !is_owners;
-            /* A packet that waits for the owner may be the answer. */
-            if (is_owners || conn->known->queued || !rdmacm_rc_timer(rc, now)) {
+        if (rc->has_deadline && rc->deadline <= now && left) {
+            left--;
+            if (conn->known->queued) { /* a packet that waits for the owner may be the answer */
                 unlist_timer(wire, conn);
                 if (!conn->has_timer)
                     rdmacm_wire_list_event(conn, RDMACM_EVENT_TIMER);
                 continue;
             }
+            rdmacm_rc_timer(rc, now);
             see_engine(conn);
             list_ready(conn);
         }
@@ -313,7 +301,7 @@ void rdmacm_wire_acknowledge(struct rdmacm_wire *wire, double now) {
         struct rdmacm_conn *conn = wire->acks;
         wire->acks = conn->next_ack;
         conn->in_acks = false;
-        if (!is_usual(conn) || rdmacm_rc_to_send(conn->rc))
+        if (rdmacm_rc_to_send(conn->rc))
             transmit(conn, RDMACM_TURN, now);
     }
 }
@@ -419,25 +407,20 @@ static bool is_from_peer(const struct rdmacm_conn *conn, const struct rdmacm_rec
            (!conn->route.is_ipv6 || source->sin6_scope_id == conn->remote_scope);
 }
 
-/* Process packets of a connection in the wire's buffer, `size` bytes from byte `at` on; return the bytes of those
- * processed, and add those that were not dropped to `accepted`. */
-static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at,
+/* Process packets of a connection in the wire's buffer, `size` bytes from byte `at` on, and add those that were not dropped
+ * to `accepted`. False, with nothing done, if they do not come from its peer. */
+static bool deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_received *from, size_t at,
                                     size_t size, double now, size_t *accepted) {
     struct rdmacm_wire *wire = conn->wire;
     struct rdmacm_rc *rc = conn->rc;
-    if (!is_usual(conn) || !is_from_peer(conn, from))
-        return 0;
+    if (!is_from_peer(conn, from))
+        return false;
     uint16_t port = ((const struct sockaddr_in *)&from->source)->sin_port; /* of IPv6 in the same place */
     if (port != conn->remote_port) {
         conn->remote_port = port;
         rdmacm_flow_of(from, &conn->flow);
     }
-    size_t count;
-    int32_t first;
-    size_t taken = rdmacm_rc_take(rc, &conn->flow, wire->buffer + at, size, from->segment, now, &count, &first);
-    if (!taken)
-        return 0;
-    *accepted += count;
+    *accepted += rdmacm_rc_take(rc, &conn->flow, wire->buffer + at, size, from->segment, now);
     see_engine(conn);
     int to_send = rdmacm_rc_to_send(rc);
     if (to_send == 2) {
@@ -451,7 +434,7 @@ static size_t deliver_to_connection(struct rdmacm_conn *conn, const struct rdmac
                 rdmacm_wire_acknowledge(wire, now);
         }
     }
-    return taken;
+    return true;
 }
 
 /* The number of the queue pair of the packet at byte `at`. */
@@ -483,8 +466,8 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
         size_t taken = 0;
         if (conn && conn->ud)
             taken = rdmacm_ud_deliver(conn->ud, from, at, end - at, &accepted);
-        else if (conn)
-            taken = deliver_to_connection(conn, from, at, end - at, now, &accepted);
+        else if (conn && deliver_to_connection(conn, from, at, end - at, now, &accepted))
+            taken = end - at;
         if (taken) {
             is_taken = true;
             at += taken;

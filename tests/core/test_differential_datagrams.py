@@ -47,6 +47,7 @@ class Run:
         self.buffers: list[bytearray] = []
         self.observed: list[object] = []
         #: Packets received, and datagrams posted, while the core had the queue.
+        #: Packets received, and requests posted, while the core had the queue, and while Python had it.
         self.by_core: Counter[bool] = Counter()
         #: Recipient, datagram, segment, sender's address and port.
         self.flying: list[tuple[int, bytes, int, bytes, int]] = []
@@ -195,7 +196,7 @@ class Run:
 
 
 def compare_seed(seed: int, mischief: float) -> Counter[bool]:
-    return compare(lambda with_core: Run(seed, with_core=with_core, mischief=mischief), STEPS)
+    return compare(lambda with_core: Run(seed, with_core=with_core, mischief=mischief), STEPS).by_core
 
 
 #: Steps of two queue pairs, and pairs: more than 10,000 steps in all where CI is set.

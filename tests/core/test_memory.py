@@ -10,38 +10,26 @@ import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.core_choice import compiled, description
-from rdmacm.proto.engine import RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork
 from support.compiled import assert_collected, is_held
-from support.rc import ALL, BASE, RKEY, Region, connect
+from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
 
 
-class CoreRegion(Region):
-    """A region that the core knows too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        assert compiled is not None
-        self.pd = object()
-        self.regions = compiled.Regions()
-        self.regions.add(RKEY, BASE, memoryview(self.bytes), int(self.access), self.pd)
-
-    def remove(self) -> None:
-        self.keys.clear()
-        self.regions.remove(RKEY)
+def engine_with(qp_num: int, memory: Region) -> RcEngine:
+    return ENGINES["c"](qp_num, memory, None, EngineCounters())
 
 
-def engines() -> tuple[RcEngine, RcEngine]:
-    ends = (RcEngine(1, CoreRegion()), RcEngine(2, CoreRegion()))
+def engines(*memory: Region) -> tuple[RcEngine, RcEngine]:
+    ends = tuple(engine_with(index + 1, region) for index, region in enumerate(memory or (Region(), Region())))
     for index, end in enumerate(ends):
         connect(end, index)
         end.ready_to_receive(RtrAttributes(2 - index, 5, path_mtu=256, access=ALL))
         end.ready_to_send(RtsAttributes(5))
-        assert end.core_owns_queues
-    return ends
+    return ends[0], ends[1]
 
 
 def exchange(ends: tuple[RcEngine, RcEngine], limit: int = 64) -> None:
@@ -68,7 +56,6 @@ def test_buffers_are_held_until_they_complete(opcode: WROpcode) -> None:
     assert [wc.status.name for end in ends for wc in end.completions()][:1] == ["SUCCESS"]
     assert not is_held(local)
     assert is_held(inbox) is (opcode is not WROpcode.SEND)
-    assert all(end.core_owns_queues for end in ends)
 
 
 def test_engine_that_is_deleted_lets_go_of_buffers() -> None:
@@ -99,13 +86,11 @@ def test_regions_are_collected() -> None:
 
 @pytest.mark.parametrize("opcode", [WROpcode.RDMA_WRITE, WROpcode.RDMA_READ])
 def test_region_deregistered_between_two_packets(opcode: WROpcode) -> None:
-    ends = engines()
-    memory = ends[1].memory
-    assert isinstance(memory, CoreRegion)
+    memory = Region()
+    ends = engines(Region(), memory)
     ends[0].post_send(SendWork(2, opcode, (memoryview(bytearray(b"x" * 2000)),), remote_addr=BASE, rkey=RKEY))
     exchange(ends, 3)
-    assert ends[1].core_owns_queues
-    memory.remove()
+    memory.remove(RKEY)
     assert not is_held(memory.bytes)
     before = bytes(memory.bytes)
     exchange(ends)
@@ -172,35 +157,31 @@ def test_engines_and_buffers_in_a_cycle_are_collected() -> None:
     assert_collected(post)
 
 
-def test_wrong_types_are_refused() -> None:
-    """The glue checks the types of what it is given."""
+def test_wrong_arguments_are_refused() -> None:
+    """The glue checks what it is given, and nothing has happened then."""
     end = engines()[0]
     for call in (
-        lambda: end.core_take(b"", 0, 0.0, None),  # type: ignore[arg-type]
-        lambda: end.core_set_memory(object(), None),  # type: ignore[arg-type]
-        lambda: end.core_post_send(object()),  # type: ignore[arg-type]
-        lambda: end.core_post_recv(object()),  # type: ignore[arg-type]
-        lambda: end.core_begin("x"),  # type: ignore[arg-type]
+        lambda: end.received(None, 0, 0.0),  # type: ignore[arg-type]
+        lambda: end.post_send(object()),  # type: ignore[arg-type]
+        lambda: end.post_recv(object()),  # type: ignore[arg-type]
+        lambda: end.ready_to_receive(object()),  # type: ignore[arg-type]
+        lambda: end.ready_to_send(object()),  # type: ignore[arg-type]
+        lambda: ENGINES["c"](1, object(), None, EngineCounters()),  # type: ignore[arg-type]
     ):
         with pytest.raises((TypeError, AttributeError)):
             call()
-    with pytest.raises(TypeError):
-        end.write_target = 5  # type: ignore[assignment]
-    end.deadline = 5
-    assert end.deadline == 5.0
-    end.deadline = None
-    assert end.deadline is None
-
-
-def test_queues_are_not_passed_for_every_odd_packet() -> None:
-    """A peer that sends what the core does not take cannot have the queues passed for each of its packets."""
-    ends = engines()
-    passed = 0
-    for number in range(600):
-        ends[1].post_recv(RecvWork(number, (memoryview(bytearray(8)),)))
-        ends[0].post_send(SendWork(number, WROpcode.SEND_WITH_IMM, (memoryview(b"12345678"),), imm=number))
-        before = ends[1].core_owns_queues
-        exchange(ends)
-        passed += before is not ends[1].core_owns_queues
-        assert [wc.status.name for end in ends for wc in end.completions()] == ["SUCCESS", "SUCCESS"]
-    assert passed < 20
+    many = [memoryview(bytearray(8))] * 33
+    for call in (
+        lambda: end.post_send(SendWork(1, WROpcode.SEND, many)),
+        lambda: end.post_recv(RecvWork(1, many)),
+        lambda: end.post_send(SendWork(1, WROpcode.SEND_WITH_IMM, imm=1 << 32)),
+        lambda: end.set_access(-1),  # type: ignore[arg-type]
+        lambda: end.set_min_rnr_timer(32),
+        lambda: end.set_max_dest_rd_atomic(1 << 20),
+        lambda: end.set_route(bytes(4), bytes(16), 1),
+        lambda: end.ready_to_receive(RtrAttributes(1, 1, path_mtu=100)),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    end.flush()
+    assert end.completions() == []

@@ -91,7 +91,6 @@ def xrc_target(data: bytes) -> None:
             engine.received(memoryview(packet + flow.seal([packet])), 0, 0)
         if current:
             done[current] += engine.completions()
-        assert engine.write_view is None, "no view of registered memory outlives the call"
         for datagram in engine.datagrams(0, 100, 0):
             assert all(each[0] & 0xE0 == 0xA0 for each in packets(datagram))
     assert len(counters.dropped) <= 11

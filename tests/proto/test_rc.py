@@ -206,9 +206,7 @@ def test_timeout_zero_never_expires() -> None:
 
 def transfer(seed: int, loss: float, twice: float, late: float, train: int = 0) -> Pair:
     """Random work requests in both directions at once. Each must arrive once and in order."""
-    pair = Pair(seed, loss, twice, late, train=train)
-    for end in pair.ends:
-        end.retry_cnt = end.retries_left = 1000  # retries never run out
+    pair = Pair(seed, loss, twice, late, train=train, retry_cnt=1000)  # retries never run out
     rng = random.Random(seed)
     inboxes: tuple[list[bytearray], list[bytearray]] = ([], [])
     sends: tuple[list[bytes], list[bytes]] = ([], [])

@@ -7,7 +7,6 @@ import struct
 import pytest
 
 from rdmacm.enums import WCStatus, WROpcode
-from rdmacm.proto.roce.rc import handover
 from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import (
     ACK,
@@ -212,13 +211,11 @@ def test_long_read_into_an_unwritable_buffer_fails(buffers: list[memoryview]) ->
     ],
 )
 def test_buffer_released_during_a_transfer_fails_the_request(
-    opcode: WROpcode, ours: list[tuple[int, str]], theirs: list[tuple[int, str]]
+    opcode: WROpcode, ours: list[tuple[int, str]], theirs: list[tuple[int, str]], rc_engine: str
 ) -> None:
+    if rc_engine == "c":
+        pytest.skip("the compiled core holds the buffers that are in use")
     pair = Pair()
-    for end in pair.ends:  # with the compiled core, a buffer cannot be released while it is in use
-        end.may_use_core = False
-        if end.core_owns_queues:
-            handover.end(end)
     local, inbox = view(bytes(3000)), view(bytes(3000))
     if theirs:
         pair.ends[1].post_recv(RecvWork(2, [inbox]))
@@ -272,11 +269,11 @@ def test_duplicate_read_of_a_key_that_was_revoked_is_dropped() -> None:
     request = packet(READ, reth(8))
     assert give(engine, request) == 1
     assert syndromes(engine) == [(0x10, 0x1F)]
-    memory.keys.clear()
+    memory.remove(RKEY)
     give(engine, request)
     assert syndromes(engine) == []
     assert not engine.failed
-    memory.keys.add(RKEY)
+    memory.add(RKEY)
     give(engine, request)
     assert syndromes(engine) == [(0x10, 0x1F)]
 
@@ -285,7 +282,7 @@ def test_deregistration_during_a_write_is_answered_with_nak() -> None:
     memory = Region()
     engine = receiver(memory)
     assert give(engine, packet(WRITE_FIRST, reth(768) + b"a" * 256)) == 1
-    memory.keys.clear()
+    memory.remove(RKEY)
     train = b""
     for number in (1, 2):
         part = packet(WRITE_MIDDLE, b"b" * 256, psn=PSN + number, ask=False)
@@ -300,7 +297,7 @@ def test_deregistration_during_a_read_is_answered_with_nak() -> None:
     engine = receiver(memory)
     give(engine, packet(READ, reth(2000)))
     assert len(answers(engine, 3)) == 3
-    memory.keys.clear()
+    memory.remove(RKEY)
     (nak,) = answers(engine)
     assert (nak[0], nak[12], nak[9:12]) == (ACK, 0x62, (PSN + 3 & 0xFFFFFF).to_bytes(3, "big"))
     assert engine.failed

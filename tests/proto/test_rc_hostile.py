@@ -167,6 +167,7 @@ def test_regions_are_not_held_between_packets() -> None:
     engine = receiver(memory)
     assert give(engine, packet(WRITE_FIRST, reth(2000) + bytes(256), ask=False)) == 1
     assert give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 1)) == 1
+    memory.remove(RKEY)
     memory.bytes.append(0)  # raises BufferError while a view of it is left
 
 

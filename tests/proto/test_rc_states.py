@@ -8,7 +8,6 @@ import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import (
     ACK,
@@ -28,6 +27,7 @@ from support.rc import (
     answers,
     connect,
     give,
+    make_rc,
     packet,
     receiver,
     reth,
@@ -42,7 +42,7 @@ from support.rows import for_each
 
 
 def test_init_accepts_receives_only() -> None:
-    engine = RcEngine(QPN, Region())
+    engine = make_rc(QPN, Region())
     connect(engine, 1)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     assert give(engine, packet(SEND_ONLY, b"early")) == 0
@@ -59,7 +59,7 @@ def test_init_accepts_receives_only() -> None:
 
 
 def test_init_can_be_flushed() -> None:
-    engine = RcEngine(QPN, Region())
+    engine = make_rc(QPN, Region())
     engine.post_recv(RecvWork(1))
     engine.flush()
     engine.post_recv(RecvWork(2))
@@ -130,7 +130,7 @@ def test_pending_nak_is_sent_after_the_error_state() -> None:
 def test_receives_come_from_the_shared_receive_queue() -> None:
     queue = [RecvWork(n, [view(bytes(600))]) for n in range(2)]
     taken = list(queue)
-    engine = RcEngine(QPN, Region(), lambda: queue.pop(0) if queue else None)
+    engine = make_rc(QPN, Region(), lambda: queue.pop(0) if queue else None)
     connect(engine, 1)
     engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, min_rnr_timer=9))
     assert give(engine, packet(SEND_ONLY, b"first")) == 1

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 from rdmacm.enums import AccessFlag, WROpcode
-from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.engine import Datagram, EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.proto.work import WC, SendWork
+from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
+
+#: The engines that do the same: that in Python, and the compiled core's where it is.
+ENGINES: dict[str, type[RcEngine]] = {"python": RcEngine}
+if compiled is not None:
+    ENGINES["c"] = cast("type[RcEngine]", compiled.RcEngine)
 
 BASE = 0x1000
 RKEY = 0x0A41
@@ -74,7 +81,21 @@ class Region:
     def __init__(self, size: int = 1 << 16, access: AccessFlag = ALL) -> None:
         self.bytes = bytearray(size)
         self.access = access
-        self.keys = {RKEY}
+        self.keys: set[int] = set()
+        #: The same for the engine of the compiled core.
+        self.pd = object()
+        self.regions = compiled.Regions() if compiled is not None else None
+        self.add(RKEY)
+
+    def add(self, key: int) -> None:
+        self.keys.add(key)
+        if self.regions is not None:
+            self.regions.add(key, BASE, memoryview(self.bytes), int(self.access), self.pd)
+
+    def remove(self, key: int) -> None:
+        self.keys.discard(key)
+        if self.regions is not None:
+            self.regions.remove(key)
 
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
         if rkey not in self.keys or access not in self.access:
@@ -89,7 +110,7 @@ class Region:
     def invalidate(self, rkey: int) -> bool:
         if rkey not in self.keys:
             return False
-        self.keys.discard(rkey)
+        self.remove(rkey)
         return True
 
     def bind(self, bind: object) -> bool:
@@ -97,8 +118,17 @@ class Region:
         assert isinstance(bind, int)
         if bind in self.keys:
             return False
-        self.keys.add(bind)
+        self.add(bind)
         return True
+
+
+#: The engine that tests make; a fixture of their folder sets it (``rc_engine``).
+chosen = "python"
+
+
+def make_rc(qp_num: int, memory: Memory, shared: Callable[[], RecvWork | None] | None = None) -> RcEngine:
+    """An engine in INIT."""
+    return ENGINES[chosen](qp_num, memory, shared, EngineCounters())
 
 
 class Pair:
@@ -128,7 +158,7 @@ class Pair:
         self.starts = (self.random.getrandbits(24), 0xFFFFF0 + self.random.randrange(16))  # one PSN is about to wrap
         rts = {"timeout": 0.01} | {name: value for name, value in changes.items() if name in _RTS}
         rtr = {"path_mtu": 256} | {name: value for name, value in changes.items() if name not in _RTS}
-        self.ends = (RcEngine(0x11, self.memory[0]), RcEngine(0x12, self.memory[1]))
+        self.ends = (make_rc(0x11, self.memory[0]), make_rc(0x12, self.memory[1]))
         for index, end in enumerate(self.ends):
             connect(end, index, ipv6=ipv6)
             end.ready_to_receive(RtrAttributes(0x12 - index, self.starts[1 - index], **rtr))  # type: ignore[arg-type]
@@ -219,7 +249,7 @@ QPN, PEER, PSN = 0x12, 0x11, 0xFFFFFE
 
 def receiver(memory: Region | None = None, **attributes: int) -> RcEngine:
     """An engine in RTR, at the destination of :data:`THERE`."""
-    engine = RcEngine(QPN, memory or Region())
+    engine = make_rc(QPN, memory or Region())
     connect(engine, 1)
     engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, **attributes))  # type: ignore[arg-type]
     return engine

@@ -78,6 +78,10 @@ TURN = 64
 MOST_SENT = 256
 #: Timers that one call calls.
 MOST_TIMERS = 256
+#: Packets of a reliable connection that may be outstanding while none was lost; rxe allows itself as many PSNs.
+WINDOW = 128
+#: Bytes that may be outstanding once a packet was lost (rdmacm.proto.roce.rc.requester).
+LOSS_WINDOW_BYTES = 262144
 #: Packets of a train: UDP_MAX_SEGMENTS of Linux before 6.8; it is 128 since.
 MOST_IN_TRAIN = 64
 #: The longest UDP payload over IPv4, in bytes.
@@ -96,12 +100,10 @@ ACCEPTS_NONE = 1
 ACCEPTS_PEER = 2
 #: Python calls the timer of a connection at its deadline;
 EVENT_TIMER = 1
-#: sends, as the core cannot;
-EVENT_TURN = 2
 #: takes what the core has counted;
-EVENT_COUNTS = 4
+EVENT_COUNTS = 2
 #: ends the queue pair, as its engine has failed.
-EVENT_FAILED = 8
+EVENT_FAILED = 4
 #: Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room,
 COUNT_NO_ROOM = -1
 #: trains whose packets were sent one by one,

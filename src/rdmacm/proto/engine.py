@@ -153,8 +153,12 @@ class QPEngine(Protocol):
     def post_recv(self, work: RecvWork) -> None:
         """Queue a receive. Once the connection has ended it completes as flushed."""
 
-    def posted_receives(self) -> Iterable[RecvWork]:
-        """The receives that no message has taken yet, so that the device may change their buffers."""
+    def look_up_again(self, lkey: int, look_up: Callable[[Iterable[RecvWork]], None]) -> None:
+        """The region of a local key has changed: look up the receives that no message has taken yet.
+
+        ``look_up`` takes the memory away from those that the key does not stand for any more. An engine that knows the
+        regions itself does the same without it.
+        """
 
     def pause(self) -> None:
         """RTS to SQD: complete the requests that have begun, begin no other. Posts are still queued."""

@@ -25,6 +25,8 @@ class Bug(Exception):
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     made = Pair()
+    for host in (made.a, made.b):
+        host.mux.make_engine = RcEngine
     yield made
     made.close()
 

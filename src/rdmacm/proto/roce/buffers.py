@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["LocalProtectionError", "located", "padded", "scatter", "slices", "total"]
+__all__ = ["LocalProtectionError", "padded", "scatter", "slices", "total"]
 
 
 class LocalProtectionError(Exception):
@@ -20,18 +20,6 @@ def total(segments: Sequence[memoryview]) -> int:
         return len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
     except ValueError as error:
         raise LocalProtectionError from error
-
-
-def located(segments: Sequence[memoryview], offset: int) -> tuple[memoryview, int]:
-    """The segment with byte ``offset``, and the offset within it. The caller has checked that there is one."""
-    try:
-        for segment in segments:
-            if offset < len(segment):
-                break
-            offset -= len(segment)
-    except ValueError as error:
-        raise LocalProtectionError from error
-    return segment, offset
 
 
 def slices(segments: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:

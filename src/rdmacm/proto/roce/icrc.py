@@ -229,16 +229,13 @@ class Icrc:
     '0x1234'
     """
 
-    __slots__ = ("base", "deltas", "is_ipv6", "lengths")
+    __slots__ = ("base", "is_ipv6", "lengths")
 
     def __init__(self, source: Buffer, destination: Buffer, sport: int, dport: int = 4791) -> None:
         source, destination = bytes(source), bytes(destination)
         if len(source) != len(destination) or len(source) not in (4, 16):
             raise ValueError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
         self.is_ipv6 = len(source) == 16
-        #: For loops: :meth:`start` with identification i is that with 0, exclusive-ored with ``deltas[i]``, for i <
-        #: 256.
-        self.deltas: Sequence[int] = bytes(256) if self.is_ipv6 else _IDENTIFICATION[0]
         if self.is_ipv6:
             header = _ipv6(0, source, destination, sport, dport)
             self.lengths: dict[int, int] = _LENGTHS6
@@ -246,7 +243,7 @@ class Icrc:
             header = _ipv4(0, 0, source, destination, sport, dport)
             self.lengths = _LENGTHS4
         # Byte 4 of the BTH counts as ones and nearly always is 0, so the effect of that difference is in the base.
-        #: For loops: ``base ^ lengths[length]`` is :meth:`start` with identification 0.
+        #: What :meth:`start` begins with.
         self.base = crc32(header, 0) ^ _BTH4[0xFF]
 
     def start(self, length: int, identification: int = 0) -> int:
@@ -259,13 +256,6 @@ class Icrc:
         if identification and not self.is_ipv6:
             start ^= _IDENTIFICATION[0][identification & 0xFF] ^ _IDENTIFICATION[1][identification >> 8]
         return start
-
-    def starts(self, length: int, identification: int, count: int) -> list[int]:
-        """:meth:`start` for ``count`` packets of ``length`` bytes, with identifications that count up and wrap."""
-        if identification + count <= 256:
-            start = self.base ^ self.lengths[length]
-            return [start ^ delta for delta in self.deltas[identification : identification + count]]
-        return [self.start(length, number & 0xFFFF) for number in range(identification, identification + count)]
 
     def _run(self, buffers: Sequence[Buffer], missing: int, identification: int) -> tuple[int, int]:
         """The CRC over the buffers of a packet that has ``missing`` more bytes, and the length of the whole."""

@@ -37,7 +37,7 @@ from rdmacm.proto.constants import (
 )
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.plainints import ACCESS_REMOTE_WRITE
-from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
+from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, slices, total
 from rdmacm.proto.roce.headers import BTH_HALVES, RETH_STRUCT, WORD
 from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import (
@@ -51,7 +51,7 @@ from rdmacm.proto.roce.opcodes import (
     Operation,
     TransportService,
 )
-from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
+from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT
@@ -90,7 +90,7 @@ class UcEngine:
     __slots__ = (
         *("_access", "_counters", "_expected_psn", "_header_lengths", "_icrc_in", "_icrc_out", "_identification"),
         *("_is_paused", "_local", "_memory", "_mtu", "_offset", "_pending", "_recv", "_recv_capacity", "_remote"),
-        *("_send_bth", "_sent_packets", "_state", "_take_recv", "_write_target", "_write_view", "can_send"),
+        *("_send_bth", "_sent_packets", "_state", "_take_recv", "_write_target", "can_send"),
         *("completed", "failed", "failure", "psn", "qp_num", "recv_queue", "send_failed"),
     )
 
@@ -142,9 +142,8 @@ class UcEngine:
         #: The receive that was taken last, until it completes, and its room in bytes.
         self._recv: RecvWork | None = None
         self._recv_capacity = 0
-        #: WRITE in progress: R_Key, address and length; and its memory, during one call: later it may be deregistered.
+        #: WRITE in progress: R_Key, address and length.
         self._write_target = (0, 0, 0)
-        self._write_view: memoryview | None = None
 
     # -- the user -------------------------------------------------------------------------------------
 
@@ -192,8 +191,8 @@ class UcEngine:
         else:
             self._pending.append(work)
 
-    def posted_receives(self) -> Iterable[RecvWork]:
-        return self.recv_queue
+    def look_up_again(self, _lkey: int, look_up: Callable[[Iterable[RecvWork]], None]) -> None:
+        look_up(self.recv_queue)
 
     def post_recv(self, work: RecvWork) -> None:
         if self.failed:
@@ -255,7 +254,8 @@ class UcEngine:
                 self._execute_locally(work)
                 continue
             try:
-                left -= self._packets(out, work, left)
+                self._add_packet(out, work)
+                left -= 1
             except LocalProtectionError:
                 self._fail_send(work, WCStatus.LOC_PROT_ERR)
         return out.close()
@@ -280,20 +280,18 @@ class UcEngine:
         self.send_failed = True
         self._flush_sends()
 
-    def _packets(self, out: Trains, work: SendWork, limit: int) -> int:
-        """Append the next packet of a message, or several middle packets; return how many."""
+    def _add_packet(self, out: Trains, work: SendWork) -> None:
+        """Append the next packet of a message."""
         kind, mtu, index = REQUEST_TYPES[work.opcode], self._mtu, self._sent_packets
         if not index:
             work.length = total(work.segments)
         offset = index * mtu
         left = work.length - offset
-        if index and left > mtu:
-            return self._middle_packets(out, work, kind, limit)
         is_last = left <= mtu
         size = left if is_last else mtu
         pieces, pad = padded(slices(work.segments, offset, size), size)
         if index:
-            opcode, headers = kind.last, b""
+            opcode, headers = kind.last if is_last else kind.middle, b""
         else:
             opcode = kind.only if is_last else kind.first
             headers = RETH_STRUCT.pack(work.remote_addr, work.rkey, work.length) if kind.is_write else b""
@@ -311,23 +309,6 @@ class UcEngine:
             self._sent_packets = 0
             self._pending.popleft()
             self._complete_send(work, _SUCCESS)
-        return 1
-
-    def _middle_packets(self, out: Trains, work: SendWork, kind: RequestType, limit: int) -> int:
-        """Append middle packets up to the end of a buffer; return how many."""
-        mtu, index, psn = self._mtu, self._sent_packets, self.psn
-        view, offset = located(work.segments, index * mtu)
-        whole = (len(view) - offset) // mtu
-        bth = self._send_bth | kind.middle << 56
-        count = max(1, min(limit, (work.length - 1) // mtu - index, PSN_MASK + 1 - psn, whole))
-        if whole:
-            out.add_middles(bth, psn, view, offset, mtu, count)
-        else:
-            pieces = slices(work.segments, index * mtu, mtu)
-            out.add(BTH_HALVES.pack(bth, psn), pieces, SHORTEST_PACKET + mtu)
-        self.psn = psn + count & PSN_MASK
-        self._sent_packets = index + count
-        return count
 
     def _complete_send(self, work: SendWork, status: WCStatus) -> None:
         length = work.length if status is _SUCCESS else 0
@@ -357,7 +338,6 @@ class UcEngine:
         # A peer whose first packet had 0 sends trains that count from 0, or packets that all have 0.
         if first_identification <= 0:
             self._identification = 0
-        self._write_view = None
         return accepted
 
     def _accept(self, packet: memoryview) -> str:
@@ -463,10 +443,10 @@ class UcEngine:
             data = data[RETH_STRUCT.size :]
             if length > LONGEST_MESSAGE:
                 raise _DroppedError("refused")
-            offset, view = 0, None
+            offset = 0
         else:
             rkey, address, length = self._write_target
-            offset, view = self._offset, self._write_view
+            offset = self._offset
         if not self._access & ACCESS_REMOTE_WRITE:
             raise _DroppedError("refused")
         immediate = None
@@ -475,15 +455,16 @@ class UcEngine:
             data = data[4:]
         size, is_end = len(data), IS_END[opcode]
         self._check_size(opcode, size)
-        if view is None:
-            view = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE) if length else _NO_BYTES
+        view: memoryview | None = _NO_BYTES
+        if length:
+            view = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE)
         end = offset + size
         if view is None or (end != length if is_end else end >= length):
             raise _DroppedError("refused")
         recv = self._next_recv() if immediate is not None else None
         if size:
             view[offset:end] = data
-        self._write_target, self._write_view, self._offset = (rkey, address, length), None if is_end else view, end
+        self._write_target, self._offset = (rkey, address, length), end
         if recv is not None:
             self._recv = None
             is_solicited = flags & SOLICITED_EVENT != 0

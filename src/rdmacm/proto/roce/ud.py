@@ -301,11 +301,11 @@ class UdEngine(_Fields, Generic[R]):
         else:
             self.recv_queue.append(work)
 
-    def posted_receives(self) -> Iterable[RecvWork]:
-        """The receives that no datagram has taken yet, so that the device may change their buffers."""
+    def look_up_again(self, _lkey: int, look_up: Callable[[Iterable[RecvWork]], None]) -> None:
+        """See :meth:`rdmacm.proto.engine.QPEngine.look_up_again`."""
         if self.core_receives:
             self._end_core_receives()
-        return self.recv_queue
+        look_up(self.recv_queue)
 
     def _begin_core_receives(self) -> None:
         """Give the receives to the compiled core, if there is one and it knows all of them."""

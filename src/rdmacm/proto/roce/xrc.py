@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rdmacm.enums import WCStatus
-from rdmacm.proto.constants import ACK_REQUEST, BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST, QPN_MASK
-from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.headers import BTH_HALVES, XRCETH_STRUCT
+from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
+from rdmacm.proto.engine import Datagram
+from rdmacm.proto.roce.headers import XRCETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE, TRANSPORT_MASK, TransportService
 from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
 from rdmacm.proto.roce.rc.failure import fail_receive
-from rdmacm.proto.roce.rc.state import NO_HEADERS
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import Memory, RecvWork
@@ -37,6 +36,7 @@ _LENGTHS = bytes(HEADER_LENGTH[o] if o & TRANSPORT_MASK == _XRC else 0 for o in 
 #: By opcode: bytes of its headers, 0 for packets that an initiator, or a target, does not accept.
 _RESPONSE_LENGTHS = bytes(length if IS_RESPONSE[o] else 0 for o, length in enumerate(_LENGTHS))
 _REQUEST_LENGTHS = bytes(length if IS_REQUEST[o] else 0 for o, length in enumerate(_LENGTHS))
+_LONGEST_PACKET = LONGEST_PACKET + _XRCETH_LENGTH
 _SRQN_MASK = 0xFFFFFF
 
 #: What a target needs of a shared receive queue: the memory that requests for it may touch, and a function that takes
@@ -64,70 +64,13 @@ class _XrcTrains(Trains):
         found = _extended(headers, self._find_srqn())
         super().add(found, pieces, size + len(found) - len(headers), twice=twice)
 
-    def add_middles(
-        self, bth: int, psn: int, data: memoryview, offset: int, mtu: int, count: int, *, ack: bool = False
-    ) -> None:
-        for index in range(count):
-            word = psn + index | (ACK_REQUEST if ack and index == count - 1 else 0)
-            self.add(BTH_HALVES.pack(bth, word), (data[offset : offset + mtu],), 16 + mtu)
-            offset += mtu
-
 
 @dataclass(slots=True, eq=False, repr=False)
-class _XrcEngine(RcEngine):
-    """What both ends have."""
-
-    longest_packet: ClassVar[int] = LONGEST_PACKET + _XRCETH_LENGTH
-    #: By opcode: bytes of its headers, 0 for packets that this end does not accept.
-    accepted_lengths: bytes = NO_HEADERS
-
-    def _begin_core(self) -> None:
-        """The compiled core does not know XRC."""
-
-    def received(self, data: memoryview, segment: int, now: float) -> int:
-        step = segment or len(data)
-        accepted = 0
-        first_identification = -1
-        for at in range(0, len(data), step or 1):
-            accepted += self._receive_packet(data[at : at + step], now)
-            if first_identification < 0:
-                first_identification = self.identification
-            self.identification = self.identification + 1 & 0xFFFF
-        if first_identification <= 0:  # as in a reliable connection: the peer does not count
-            self.identification = 0
-        self.write_view = None
-        return accepted
-
-    def _check_headers(self, half: int, size: int) -> str:
-        length = self.accepted_lengths[half >> 56]
-        if not length:
-            return "opcode"
-        if size < length + (half >> 52 & 3) + ICRC_LENGTH:
-            return "length"
-        if half >> 48 & 0xF:
-            return "version"
-        if half & QPN_MASK != self.qp_num:
-            return "qpn"
-        if not self.header_lengths[half >> 56]:
-            return "state"
-        if half >> 32 & 0xFFFF not in self.accepted_pkeys:
-            return "pkey"
-        return ""
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class XrcInitiator(_XrcEngine):
+class XrcInitiator(RcEngine):
     """The end that sends requests (XRC_SEND). Implements :class:`rdmacm.proto.engine.QPEngine`."""
 
-    accepted_lengths: bytes = _RESPONSE_LENGTHS
-
-    def ready_to_receive(self, attributes: RtrAttributes) -> None:
-        RcEngine.ready_to_receive(self, attributes)
-        self.header_lengths = NO_HEADERS  # nothing was asked for yet
-
-    def ready_to_send(self, attributes: RtsAttributes) -> None:
-        RcEngine.ready_to_send(self, attributes)
-        self.header_lengths = _RESPONSE_LENGTHS
+    longest_packet: ClassVar[int] = _LONGEST_PACKET
+    header_lengths: ClassVar[bytes] = _RESPONSE_LENGTHS
 
     def _srqn(self) -> int:
         """The number of the request that is being sent."""
@@ -158,27 +101,20 @@ def _none() -> None:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class XrcTarget(_XrcEngine):
+class XrcTarget(RcEngine):
     """The end that executes requests (XRC_RECV). Implements :class:`rdmacm.proto.engine.QPEngine`.
 
     Its completions are for the queue that ``find_queue`` was last asked for. A request for a queue that is not there,
     and a packet that names another queue than the message it is part of, are refused (NAK, invalid request).
     """
 
-    accepted_lengths: bytes = _REQUEST_LENGTHS
+    longest_packet: ClassVar[int] = _LONGEST_PACKET
+    header_lengths: ClassVar[bytes] = _REQUEST_LENGTHS
     #: The shared receive queue with a number in the target's XRC domain, None if there is none. The completions that
     #: are in ``completed`` at that moment are for the queue before.
     find_queue: Callable[[int], SharedQueue | None] = _no_queue
     #: The number of the queue that the last request was for; -1 before.
     srqn: int = -1
-
-    def ready_to_receive(self, attributes: RtrAttributes) -> None:
-        RcEngine.ready_to_receive(self, attributes)
-        self.header_lengths = _REQUEST_LENGTHS
-
-    def ready_to_send(self, attributes: RtsAttributes) -> None:
-        RcEngine.ready_to_send(self, attributes)
-        self.header_lengths = _REQUEST_LENGTHS
 
     def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:  # noqa: ARG002
         if limit <= 0 or (self.ack_psn < 0 and not self.responses):

@@ -65,7 +65,7 @@ def _datagram_again(
     qkey: int,
 ) -> UdSend[WireRoute]:
     """The engine's datagram of one that the compiled core has made of the user's request by itself."""
-    return UdSend(send_again(wr_id, opcode, segments, silent, solicited, word=imm), *owner, dest_qpn, qkey)
+    return UdSend(send_again(wr_id, opcode, segments, silent, solicited, imm), *owner, dest_qpn, qkey)
 
 
 if compiled is not None:

@@ -26,7 +26,6 @@ from rdmacm.proto.constants import (
     COUNT_NO_ROOM,
     COUNT_TRAINS_CUT,
     EVENT_FAILED,
-    EVENT_TURN,
     GSI_QPN,
     MAX_SLOT,
     MOST_SENT,
@@ -39,7 +38,7 @@ from rdmacm.proto.constants import (
 )
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc import make_rc_engine
 from rdmacm.proto.timerheap import LazyTimerHeap
 from rdmacm.provider import log
 from rdmacm.soft.device.groups import Groups
@@ -89,7 +88,7 @@ class QPMultiplexer:
         #: Called when the wire has opened, and has descriptors.
         self.on_open: Callable[[], None] | None = None
         #: Makes the engines of queue pairs.
-        self.make_engine: EngineFactory = RcEngine
+        self.make_engine: EngineFactory = make_rc_engine
         #: Queue pair 1.
         self.gsi = RoceGsi(self)
         #: The multicast groups that queue pairs and ids have joined.
@@ -451,8 +450,6 @@ class QPMultiplexer:
                 qp.count(counts)
             if deadline is not None:
                 self.schedule(qp, deadline)
-            if events & EVENT_TURN:
-                self.ready(qp)
             if events & EVENT_FAILED:
                 qp.core_failed()
         for cq, solicited, overrun in core_wire.take_added():

@@ -198,7 +198,7 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def _make_engine(self) -> EngineFactory:
         """What makes its engine."""
-        return self._mux.make_engine
+        return RcEngine if self._srq is not None else self._mux.make_engine
 
     def _route_to(self, attr: QPAttr) -> WireRoute:
         vector = attr.ah_attr
@@ -271,8 +271,6 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def _after(self, engine: QPEngine) -> None:
         """After a call of the engine: pass its completions on, and see whether it failed or is drained."""
-        if engine.failed and isinstance(engine, RcEngine):
-            engine.see_core()
         if engine.completed:
             self._complete(engine.completed)
         if self.state is _ERR:
@@ -326,8 +324,13 @@ class SoftQP(WorkQueues["QPEngine"]):
     def _join_core(self, core_wire: CoreWire, engine: QPEngine) -> None:
         """Let the compiled core do SENDs, WRITEs and READs, from its sockets to the completion queues."""
         route, source, wire = self._route, self._source, self._mux.wire
-        has_queues = getattr(engine, "core_owns_queues", False)
-        if not has_queues or self.state is not _RTS or source is None or not core_wire.is_enabled:
+        assert compiled is not None
+        if (
+            type(engine) is not compiled.RcEngine
+            or self.state is not _RTS
+            or source is None
+            or not core_wire.is_enabled
+        ):
             return
         assert isinstance(wire, UdpWire)
         assert isinstance(route, UdpRoute)
@@ -337,7 +340,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         family = AF_INET6 if route.is_ipv6 else AF_INET
         remote = inet_pton(family, source[0].partition("%")[0]), source[3] if len(source) == 4 else 0
         train = 0 if route.no_trains else self._mux.train
-        self.core = compiled.Connection(  # type: ignore[union-attr]
+        self.core = compiled.Connection(
             *(core_wire, engine, self, self._send_cq.queue, self._recv_cq.queue),
             (*remote, self._destination),
             (fd, wire.port, route.path.scope_id, [*route.control], train),

@@ -96,34 +96,20 @@ def _inline_copy(elements: Sequence[SGE | Buffer], table: MemoryTable, pd: objec
 
 
 def send_again(
-    wr_id: int,
-    opcode: int,
-    segments: Sequence[memoryview],
-    silent: bool,
-    solicited: bool,
-    fence: bool = False,
-    remote_addr: int = 0,
-    rkey: int = 0,
-    word: int = 0,
-    compare_add: int = 0,
-    swap: int = 0,
+    wr_id: int, opcode: int, segments: Sequence[memoryview], silent: bool, solicited: bool, imm: int
 ) -> SendWork:
-    """The engine's request of one that the compiled core has made of the user's by itself.
-
-    ``word`` is immediate data, or the key to invalidate.
-    """
+    """The engine's request of a datagram that the compiled core has made of the user's by itself."""
     number = UnsignaledWrId(wr_id) if silent else wr_id
-    operands = word, compare_add, swap, word
-    return SendWork(number, _OPCODES[opcode], segments, True, solicited, fence, remote_addr, rkey, *operands)
+    return SendWork(number, _OPCODES[opcode], segments, True, solicited, imm=imm)
 
 
 def recv_again(wr_id: int, segments: Sequence[memoryview], lkeys: Sequence[int]) -> RecvWork:
-    """The same of a receive."""
+    """The engine's receive of one that the compiled core has made of the user's by itself."""
     return RecvWork(wr_id, segments, lkeys)
 
 
 if compiled is not None:
-    compiled.configure_works(send_again, recv_again, UnsignaledWrId)
+    compiled.configure_works(recv_again, UnsignaledWrId)
     compiled.configure_requests(SendWR, RecvWR, SGE, MR)
 
 

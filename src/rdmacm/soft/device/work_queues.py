@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import errno
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rdmacm.enums import QPState, WCStatus
@@ -52,7 +53,7 @@ class Engine(Protocol):
 
     def post_recv(self, work: RecvWork) -> None: ...
 
-    def posted_receives(self) -> Iterable[RecvWork]: ...
+    def look_up_again(self, lkey: int, look_up: Callable[[Iterable[RecvWork]], None]) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -360,7 +361,7 @@ class WorkQueues(Generic[E]):
         if table is self._table and pd is self._pd and self._srq is None and engine is not None:
             self._mux.acknowledge()
             self._leave_core()
-            table.look_up_again(pd, region, engine.posted_receives())
+            engine.look_up_again(region.lkey, partial(table.look_up_again, pd, region))
 
     def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:
         """The error of a request that made the engine raise. The queue pair has ended, and the request is not posted.

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.constants import (
     BTH_LENGTH,
-    FIXED_BTH_BITS,
     FLUSH,
     ICRC_LENGTH,
     LONGEST_PACKET,
     LOWEST_NAK_AETH,
     PSN_MASK,
     QPN_MASK,
-    RESIDUE,
     SHORTEST_PACKET,
 )
-from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import BTH_HALVES
-from rdmacm.proto.roce.icrc import crc32, icrc_between
+from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_RESPONSE, TRANSPORT_MASK
-from rdmacm.proto.roce.rc import handover, middles, requester, responder, responses
+from rdmacm.proto.roce.rc import requester, responder, responses
 from rdmacm.proto.roce.rc.failure import fail, flush_recv
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
 from rdmacm.proto.roce.rc.state import RcState
@@ -35,10 +32,8 @@ from rdmacm.proto.work import WC, RecvWork, SendWork
 
 __all__ = ["RcEngine"]
 
-#: By opcode: bytes of its headers at least, 0 for opcodes that a reliable connection here does not accept.
+#: By opcode: bytes of its headers at least, 0 for opcodes that a reliable connection does not have.
 _HEADER_LENGTHS = bytes(0 if opcode & TRANSPORT_MASK else HEADER_LENGTH[opcode] for opcode in range(256))
-#: The same in RTR, where no response is expected.
-_REQUEST_HEADER_LENGTHS = bytes(0 if IS_RESPONSE[opcode] else _HEADER_LENGTHS[opcode] for opcode in range(256))
 
 
 def _matching_pkeys(pkey: int) -> frozenset[int]:
@@ -58,28 +53,23 @@ class RcEngine(RcState):
 
     #: The longest packet, in bytes from its BTH to the end of its ICRC.
     longest_packet: ClassVar[int] = LONGEST_PACKET
+    #: By opcode: bytes of its headers at least, 0 for opcodes that it does not accept.
+    header_lengths: ClassVar[bytes] = _HEADER_LENGTHS
 
     # -- the user -------------------------------------------------------------------------------------
 
     def set_route(self, local: bytes, remote: bytes, source_port: int) -> None:
         self.local_address, self.remote_address = local, remote
-        self.icrc_out = icrc = icrc_between(local, remote, source_port)
-        if compiled is not None:
-            self.core_set_flow(False, icrc.base, icrc.is_ipv6)
+        self.icrc_out = icrc_between(local, remote, source_port)
 
     def set_peer_port(self, port: int) -> None:
-        self.icrc_in = icrc = icrc_between(self.remote_address, self.local_address, port)
-        if compiled is not None:
-            self.core_set_flow(True, icrc.base, icrc.is_ipv6)
+        self.icrc_in = icrc_between(self.remote_address, self.local_address, port)
 
     def ready_to_receive(self, attributes: RtrAttributes) -> None:
         a = attributes
         self.path_mtu = a.path_mtu
         self.accepted_pkeys = _matching_pkeys(a.pkey)
         self.send_bth = a.pkey << 32 | a.dest_qp_num
-        # Nearly every peer is a full member of the partition.
-        self.receive_bth = (a.pkey | 0x8000) << 32 | self.qp_num if self.accepted_pkeys else -1
-        self.header_lengths = _REQUEST_HEADER_LENGTHS
         self.expected_psn = self.executed_psn = a.rq_psn & PSN_MASK
         self.access = int(a.access)
         self.min_rnr_timer = a.min_rnr_timer
@@ -91,16 +81,10 @@ class RcEngine(RcState):
         if not self.can_receive:
             raise ValueError("a queue pair has to be ready to receive before it is ready to send")
         a = attributes
-        self.header_lengths = _HEADER_LENGTHS
         self.next_psn = self.end_psn = self.unacked_psn = a.sq_psn & PSN_MASK
         self._take_send_attributes(a)
         requester.set_window(self)
         self.can_send = True
-        self._begin_core()
-
-    def _begin_core(self) -> None:
-        """Give the queues to the compiled core, if there is one and it knows all that the connection does now."""
-        handover.begin(self)
 
     def set_access(self, access: AccessFlag) -> None:
         self.access = int(access)
@@ -109,14 +93,10 @@ class RcEngine(RcState):
         self.min_rnr_timer = code
 
     def set_max_dest_rd_atomic(self, count: int) -> None:
-        if self.core_owns_queues:
-            handover.end(self)
         self.max_dest_rd_atomic = count
         self.resources = deque(self.resources, maxlen=count)
 
     def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
-        if self.core_owns_queues:
-            handover.end(self)
         self._take_send_attributes(attributes)
         requester.start_timer(self, now)
 
@@ -132,10 +112,6 @@ class RcEngine(RcState):
         kind = REQUEST_TYPES[work.opcode]
         if kind is UNSUPPORTED:
             raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
-        if self.core_owns_queues and not self.failed:
-            if self.core_post_send(work):
-                return
-            handover.end(self)
         if self.failed:
             self.completed.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, kind.completes, qp_num=self.qp_num))
         elif not self.can_send:
@@ -144,23 +120,15 @@ class RcEngine(RcState):
             self.pending_sends.append(work)
 
     def post_recv(self, work: RecvWork) -> None:
-        if self.core_owns_queues and not self.failed:
-            if self.core_post_recv(work):
-                return
-            handover.end(self)
         if self.failed:
             flush_recv(self, work.wr_id)
         else:
             self.recv_queue.append(work)
 
-    def posted_receives(self) -> Iterable[RecvWork]:
-        if self.core_owns_queues:
-            handover.end(self)
-        return self.recv_queue
+    def look_up_again(self, _lkey: int, look_up: Callable[[Iterable[RecvWork]], None]) -> None:
+        look_up(self.recv_queue)
 
     def pause(self) -> None:
-        if self.core_owns_queues:
-            handover.end(self)
         self.paused = True
 
     def resume(self) -> None:
@@ -168,22 +136,13 @@ class RcEngine(RcState):
 
     @property
     def drained(self) -> bool:
-        if self.core_owns_queues:
-            handover.end(self)
         return not self.outstanding
 
     def flush(self) -> None:
-        if self.core_owns_queues:
-            handover.end(self)
         if not self.failed:
             self.responses.clear()
             self.ack_psn = -1
         fail(self)
-
-    def see_core(self) -> None:
-        """The core may have failed by itself."""
-        if compiled is not None:
-            handover.see(self)
 
     def completions(self) -> list[WC]:
         """Take the completions since the last call, oldest first."""
@@ -192,10 +151,6 @@ class RcEngine(RcState):
         return found
 
     def timer(self, now: float) -> None:
-        if self.core_owns_queues:
-            self.core_timer(now)
-            handover.see(self)
-            return
         requester.timer(self, now)
 
     # -- packets to send ------------------------------------------------------------------------------
@@ -215,8 +170,6 @@ class RcEngine(RcState):
 
     @property
     def to_send(self) -> int:
-        if self.core_owns_queues:
-            return self.core_to_send()
         if self.responses:
             return PACKETS
         if (self.pending_sends or self.next_psn != self.end_psn) and requester.wants_to_send(self):
@@ -227,79 +180,33 @@ class RcEngine(RcState):
 
     def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
         """See :meth:`QPEngine.datagrams`. Responses go first, but an ACK without others before it goes last."""
-        if self.core_owns_queues:
-            built = self.core_build(now, limit, train)
-            handover.see(self)
-            return built
+        out = Trains(self.icrc_out, train)
         if limit <= 0:
             return []
-        has_ack, has_requests = self.ack_psn >= 0, requester.wants_to_send(self)
-        if not (has_requests or self.responses):
-            return [(responder.lone_ack(self), 0)] if has_ack else []
-        out = Trains(self.icrc_out, train)
-        has_responses = bool(self.responses)
-        if has_responses:
+        has_ack = self.ack_psn >= 0
+        if self.responses:
             limit -= responder.packets(self, out, limit)
-        if has_requests:
+        if requester.wants_to_send(self):
             requester.packets(self, out, now, limit - has_ack)
-        if self.ack_psn >= 0 and not out.is_single:
+        if self.ack_psn >= 0:
+            out.end_single()
             responder.packets(self, out, 1)
-        datagrams = out.close()
-        if self.ack_psn >= 0:  # two calls cost less than a train of two packets
-            datagrams.append((responder.lone_ack(self), 0))
-        if has_responses and self.may_use_core:  # it does not begin with responses that are to be sent
-            self._begin_core()
-        return datagrams
+        return out.close()
 
     # -- packets received -----------------------------------------------------------------------------
 
     def received(self, data: memoryview, segment: int, now: float) -> int:
         """See :meth:`QPEngine.received`. Packets are from their BTH to the end of their ICRC."""
-        if self.core_owns_queues:
-            taken = self.core_take(data, segment, now, self.completed)
-            handover.see(self)
-            if isinstance(taken, int):
-                return taken
-            at, accepted, first_identification = taken
-            handover.end(self)
-            return accepted + self._receive_train(data[at:], segment or len(data), now, first_identification)
-        if segment or not data:
-            accepted = self._receive_train(data, segment, now)
-        else:
-            accepted = self._receive_packet(data, now)
-            if self.identification:
-                self.identification = self.identification + 1 & 0xFFFF
-            self.write_view = None
-        if self.may_use_core:
-            self._begin_core()
-        return accepted
-
-    def _receive_train(self, data: memoryview, step: int, now: float, first_identification: int = -1) -> int:
-        """Process the packets of a train, ``step`` bytes each; return how many were accepted.
-
-        ``first_identification`` is that of the train's first packet, -1 if it is among these.
-        """
-        has_size_of_middles = step == self.path_mtu + SHORTEST_PACKET
-        at = accepted = 0
-        while at < len(data):
-            if has_size_of_middles and at + step <= len(data):
-                count = middles.receive(self, data, at, now)
-                if count:
-                    if first_identification < 0:
-                        first_identification = self.identification
-                    self.identification = self.identification + count & 0xFFFF
-                    accepted += count
-                    at += count * step
-                    continue
+        step = segment or len(data) or 1
+        accepted, first_identification = 0, -1
+        for at in range(0, len(data), step):
             accepted += self._receive_packet(data[at : at + step], now)
-            at += step
             if first_identification < 0:
                 first_identification = self.identification
             self.identification = self.identification + 1 & 0xFFFF
         # A peer whose first packet had 0 sends trains that count from 0, or packets that all have 0.
         if first_identification <= 0:
             self.identification = 0
-        self.write_view = None
         return accepted
 
     def _receive_packet(self, packet: memoryview, now: float) -> bool:
@@ -308,25 +215,15 @@ class RcEngine(RcState):
         Sets ``identification`` to the one its ICRC was made with.
         """
         size = len(packet)
-        if not SHORTEST_PACKET <= size <= self.longest_packet:
-            self.counters.dropped["length"] += 1
-            return False
-        half, word = BTH_HALVES.unpack_from(packet)
-        opcode, pad = half >> 56, half >> 52 & 3
-        reason = ""
-        header_length = self.header_lengths[opcode]
-        if not header_length or size < header_length + pad + ICRC_LENGTH or half & FIXED_BTH_BITS != self.receive_bth:
-            reason = self._check_headers(half, size)
+        reason = self._check_headers(packet) if SHORTEST_PACKET <= size <= self.longest_packet else "length"
         if not reason:
-            icrc, number = self.icrc_in, self.identification
-            start = icrc.start(size, number) if number else icrc.base ^ icrc.lengths[size]
-            if crc32(packet, start) != RESIDUE:
-                reason = self._solve_icrc(packet, opcode)
+            reason = self._solve_icrc(packet)
         if reason:
             self.counters.dropped[reason] += 1
             return False
-        psn, body = word & PSN_MASK, packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
-        return self._execute(opcode, psn, half >> 48 & 0x80 | word >> 31, body, now)
+        half, word = BTH_HALVES.unpack_from(packet)
+        body = packet[BTH_LENGTH : size - ICRC_LENGTH - (half >> 52 & 3)]
+        return self._execute(half >> 56, word & PSN_MASK, half >> 48 & 0x80 | word >> 31, body, now)
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:
         """Process a packet that has passed the checks; return whether it was accepted."""
@@ -334,33 +231,32 @@ class RcEngine(RcState):
             return responses.received(self, opcode, psn, body, now)
         return responder.received(self, opcode, psn, flags, body)
 
-    def _solve_icrc(self, packet: memoryview, opcode: int) -> str:
-        """Find the IPv4 identification of a packet that lacks the expected one; return "icrc" for a damaged packet.
+    def _solve_icrc(self, packet: memoryview) -> str:
+        """Find the IPv4 identification that a packet was sealed with; return "icrc" for a damaged packet.
 
-        A peer may count identifications in another way; or FECN, BECN and the bits after them, which the ICRC skips,
-        are not 0. A FLUSH may have rxe's ICRC.
+        A FLUSH may have rxe's ICRC.
         """
         found = self.icrc_in.solve((packet,), self.identification)
-        if found is None and opcode == FLUSH:
+        if found is None and packet[0] == FLUSH:
             found = self.icrc_in.solve_twice(packet, self.identification)
         if found is None:
             return "icrc"
         self.identification = found
         return ""
 
-    def _check_headers(self, half: int, size: int) -> str:
-        """Return why a packet is not for this queue pair in its state; "" if only the P_Key is an unusual one."""
+    def _check_headers(self, packet: memoryview) -> str:
+        """Return why a packet is not for this queue pair in its state."""
+        half, _ = BTH_HALVES.unpack_from(packet)
         opcode = half >> 56
-        if not _HEADER_LENGTHS[opcode]:
+        length = self.header_lengths[opcode]
+        if not length:
             return "opcode"
-        if size < _HEADER_LENGTHS[opcode] + (half >> 52 & 3) + ICRC_LENGTH:
+        if len(packet) < length + (half >> 52 & 3) + ICRC_LENGTH:
             return "length"
         if half >> 48 & 0xF:
             return "version"
         if half & QPN_MASK != self.qp_num:
             return "qpn"
-        if not self.header_lengths[opcode]:
+        if self.failed or not (self.can_send if IS_RESPONSE[opcode] else self.can_receive):
             return "state"
-        if half >> 32 & 0xFFFF not in self.accepted_pkeys:
-            return "pkey"
-        return ""
+        return "" if half >> 32 & 0xFFFF in self.accepted_pkeys else "pkey"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rdmacm.enums import WCOpcode, WCStatus
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
-from rdmacm.proto.roce.rc.state import NO_HEADERS, RcState
+from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.work import WC
 
 _FLUSHED = WCStatus.WR_FLUSH_ERR
@@ -17,7 +17,6 @@ def fail(rc: RcState, status: WCStatus = _FLUSHED) -> None:
     rc.failed = True
     if status is not _FLUSHED:
         rc.failure = status.name
-    rc.header_lengths = NO_HEADERS
     rc.rnr_waiting = False
     rc.deadline = None
     rc.next_psn = rc.end_psn

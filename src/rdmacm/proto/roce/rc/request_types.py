@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdmacm.enums import WCOpcode, WROpcode
+from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.constants import (
     SEND_FIRST,
     SEND_LAST,
@@ -19,6 +19,8 @@ from rdmacm.proto.constants import (
     WRITE_ONLY,
     WRITE_ONLY_WITH_IMMEDIATE,
 )
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.work import WC
 
 __all__ = ["REQUEST_TYPES", "UNSUPPORTED", "RequestType"]
 
@@ -86,3 +88,9 @@ UNSUPPORTED = RequestType(WCOpcode.TSO)
 REQUEST_TYPES = [UNSUPPORTED] * (max(WROpcode) + 1)
 for _opcode, _type in _TYPES.items():
     REQUEST_TYPES[_opcode] = _type
+
+if compiled is not None:
+    compiled.configure_wc(
+        *(WC, tuple(WCStatus), tuple(kind.completes for kind in REQUEST_TYPES)),
+        *(WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM),
+    )

@@ -23,12 +23,14 @@ from rdmacm.proto.constants import (
     FETCH_ADD,
     FLUSH,
     ICRC_LENGTH,
+    LOSS_WINDOW_BYTES,
     PSN_MASK,
     READ_REQUEST,
     SOLICITED_EVENT,
+    WINDOW,
     WRITE_ONLY,
 )
-from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, slices, total
+from rdmacm.proto.roce.buffers import LocalProtectionError, padded, slices, total
 from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, BTH_HALVES, FETH_STRUCT, RETH_STRUCT, WORD, feth_word
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, crc32
 from rdmacm.proto.roce.rc.failure import fail
@@ -38,17 +40,15 @@ from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, SendWork
 
-#: Packets that may be outstanding, while none was lost. rxe allows itself as many PSNs.
-WINDOW = 128
-#: Bytes that may be outstanding once a packet was lost. A UDP socket with the largest buffer that Linux gives by
-#: default (net.core.rmem_max, 212992, which the kernel doubles for its own overhead) holds somewhat more than this in
-#: packets of 4 KiB and drops the rest, and a lost packet costs more than a window that is closed for a moment. Until a
-#: packet is lost there may be more: the peer may have a larger buffer, and is mostly quick enough to need none.
-LOSS_WINDOW_BYTES = 256 * 1024
-
 
 def set_window(rc: RcState) -> None:
-    """Set the window of a connection without losses, from its path MTU."""
+    """Set the window of a connection without losses, from its path MTU.
+
+    A UDP socket with the largest buffer that Linux gives by default (net.core.rmem_max, 212992, which the kernel
+    doubles for its own overhead) holds somewhat more than LOSS_WINDOW_BYTES in packets of 4 KiB and drops the rest, and
+    a lost packet costs more than a window that is closed for a moment. Until a packet is lost there may be more: the
+    peer may have a larger buffer, and is mostly quick enough to need none.
+    """
     rc.window = WINDOW
     rc.loss_window = min(WINDOW, LOSS_WINDOW_BYTES // rc.path_mtu)
     # Two parts of a READ, or two messages up to the next ACK request, fill the small window.
@@ -138,7 +138,7 @@ def packets(rc: RcState, out: Trains, now: float, limit: int) -> None:
             elif kind.is_atomic_write:
                 count = _atomic_write_request(rc, out, work)
             else:
-                count = _data_packets(rc, out, work, kind, room, limit)
+                count = _data_packet(rc, out, work, kind, room)
             if not count:
                 break
             limit -= count
@@ -191,60 +191,34 @@ def _execute_locally(rc: RcState, work: SendWork) -> bool:
     return True
 
 
-def _data_packets(rc: RcState, out: Trains, work: SendWork, kind: RequestType, room: int, limit: int) -> int:
-    """Append the next packet of a SEND or WRITE, or several middle packets; return how many."""
+def _data_packet(rc: RcState, out: Trains, work: SendWork, kind: RequestType, room: int) -> int:
+    """Append the next packet of a SEND or WRITE; return 1, the number of packets."""
     psn, mtu = rc.next_psn, rc.path_mtu
     index = psn - work.first_psn & PSN_MASK
     is_first, is_last = not index, psn == work.last_psn
-    if not is_first and not is_last:
-        return _middle_packets(rc, out, work, kind, index, min(room, limit))
     offset = index * mtu
     size = work.length - offset if is_last else mtu
     pieces, pad = padded(slices(work.segments, offset, size), size)
     if is_first:
         opcode = kind.only if is_last else kind.first
-        headers = RETH_STRUCT.pack(work.remote_addr, work.rkey, work.length) if kind.is_write else b""
     else:
-        opcode, headers = kind.last, b""
+        opcode = kind.last if is_last else kind.middle
     bth, word = opcode << 56 | pad << 52 | rc.send_bth, psn
-    if is_last:
+    # An answer is requested at the end, where the window closes, and at intervals.
+    if is_last or room == 1 or (not is_first and (index + 1) % rc.ack_interval == 0):
         word |= ACK_REQUEST
-        if work.solicited:
-            bth |= SOLICITED_EVENT << 48
-        if kind.with_immediate:
-            headers += WORD.pack(work.imm)
-        elif kind.with_invalidate:
-            headers += WORD.pack(work.invalidate_rkey)
-    elif room == 1:
-        word |= ACK_REQUEST
+    if is_last and work.solicited:
+        bth |= SOLICITED_EVENT << 48
+    headers = BTH_HALVES.pack(bth, word)
+    if is_first and kind.is_write:
+        headers += RETH_STRUCT.pack(work.remote_addr, work.rkey, work.length)
+    if is_last and kind.with_immediate:
+        headers += WORD.pack(work.imm)
+    elif is_last and kind.with_invalidate:
+        headers += WORD.pack(work.invalidate_rkey)
     rc.next_psn = (psn + 1) & PSN_MASK
-    headers = BTH_HALVES.pack(bth, word) + headers
-    out.add(headers, pieces, len(headers) + size + pad + 4)
+    out.add(headers, pieces, len(headers) + size + pad + ICRC_LENGTH)
     return 1
-
-
-def _middle_packets(rc: RcState, out: Trains, work: SendWork, kind: RequestType, index: int, room: int) -> int:
-    """Append middle packets up to the next ACK request or the end of a buffer; return how many."""
-    psn, mtu = rc.next_psn, rc.path_mtu
-    count = min(
-        room,
-        work.last_psn - psn & PSN_MASK,
-        rc.ack_interval - index % rc.ack_interval,
-        PSN_MASK + 1 - psn,
-    )
-    view, offset = located(work.segments, index * mtu)
-    whole = (len(view) - offset) // mtu
-    count = max(1, min(count, whole))
-    fills_window = rc.window - (psn + count - rc.unacked_psn & PSN_MASK) <= 0
-    ack = fills_window or (index + count) % rc.ack_interval == 0
-    bth = kind.middle << 56 | rc.send_bth
-    if whole:
-        out.add_middles(bth, psn, view, offset, mtu, count, ack=ack)
-    else:
-        headers = BTH_HALVES.pack(bth, psn | (ACK_REQUEST if ack else 0))
-        out.add(headers, slices(work.segments, index * mtu, mtu), 16 + mtu)
-    rc.next_psn = (psn + count) & PSN_MASK
-    return count
 
 
 def _may_request(rc: RcState) -> bool:

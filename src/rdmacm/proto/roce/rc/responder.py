@@ -16,8 +16,7 @@ FLUSH has nothing left to do once its permissions are checked: every write befor
 this process, and the memory of this device is never persistent (registration refuses it). So a FLUSH is complete when
 it is reached.
 
-Memory may be deregistered whenever no packet is being processed, so a view of it is kept during one call only and then
-looked up again by its key.
+Memory may be deregistered whenever no packet is being processed, so it is looked up again by its key for each packet.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ from rdmacm.proto.constants import (
 from rdmacm.proto.plainints import ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.headers import (
+    AETH_STRUCT,
     ATOMIC_ACK_ETH_STRUCT,
     ATOMIC_ETH_STRUCT,
+    BTH_HALVES,
     BTH_HALVES_AETH,
     FETH_STRUCT,
     RETH_STRUCT,
     WORD,
 )
-from rdmacm.proto.roce.icrc import ICRC_STRUCT, crc32
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, IS_END, IS_START, OPERATION, ExtendedHeader, Operation
 from rdmacm.proto.roce.psn import difference
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.roce.rc.trains import Trains
-from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, Memory, RecvWork
 
 _NO_BYTES = memoryview(b"")
@@ -257,25 +256,24 @@ def _execute_write(rc: RcState, opcode: int, is_start: int, is_end: int, flags: 
         data = data[16:]
         if not rc.access & ACCESS_REMOTE_WRITE or length > LONGEST_MESSAGE:
             raise _RefusedError(NAK_INVALID_REQUEST)
-        offset, view = 0, None
+        offset = 0
     else:
         rkey, address, length = rc.write_target
-        offset, view = rc.message_offset, rc.write_view
+        offset = rc.message_offset
     immediate = None
     if opcode in _WITH_IMMEDIATE:
         (immediate,) = WORD.unpack_from(data)
         data = data[4:]
     size = len(data)
     _check_size(rc, is_start, is_end, size)
-    if view is None:
-        view = _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_WRITE)
+    view = _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_WRITE)
     end = offset + size
     if end != length if is_end else end >= length:
         raise _RefusedError(NAK_INVALID_REQUEST)
     recv = _next_recv(rc) if immediate is not None else None
     if size:
         view[offset:end] = data
-    rc.write_target, rc.write_view, rc.message_offset = (rkey, address, length), None if is_end else view, end
+    rc.write_target, rc.message_offset = (rkey, address, length), end
     if recv is not None:
         is_solicited = flags & FLAG_SOLICITED != 0
         wc = WC(recv.wr_id, _SUCCESS, _RECV_WITH_IMM, length, immediate, None, is_solicited, rc.qp_num)
@@ -436,24 +434,13 @@ def respond(rc: RcState, psn: int, syndrome: int) -> None:
     rc.responses.append(Response(psn, syndrome, rc.msn))
 
 
-def _take_ack(rc: RcState) -> bytes:
-    """The ACK or NAK of ``ack_psn``, without its ICRC; it counts as sent."""
-    psn, rc.ack_psn = rc.ack_psn, -1
-    return BTH_HALVES_AETH.pack(ACKNOWLEDGE << 56 | rc.send_bth, psn, rc.ack_aeth)
-
-
-def lone_ack(rc: RcState) -> list[Buffer]:
-    """The ACK or NAK of ``ack_psn``, sealed as a packet that is sent alone."""
-    packet, icrc = _take_ack(rc), rc.icrc_out
-    return [packet, ICRC_STRUCT.pack(crc32(packet, icrc.base ^ icrc.lengths[len(packet) + ICRC_LENGTH]))]
-
-
 def packets(rc: RcState, out: Trains, limit: int) -> int:
     """Append up to ``limit`` packets; return how many."""
     left = limit
     responses = rc.responses
     if rc.ack_psn >= 0 and left > 0:
-        out.add(_take_ack(rc), (), 20)
+        out.add(BTH_HALVES_AETH.pack(ACKNOWLEDGE << 56 | rc.send_bth, rc.ack_psn, rc.ack_aeth), (), 20)
+        rc.ack_psn = -1
         left -= 1
     while responses and left > 0:
         response = responses[0]
@@ -489,20 +476,19 @@ def _read_packets(rc: RcState, out: Trains, response: Response, resource: Resour
     while done < limit:
         psn, offset = response.psn, response.offset
         is_first, is_last = psn == resource.first_psn, psn == response.last_psn
-        if not is_first and not is_last:
-            count = min(limit - done, response.last_psn - psn & PSN_MASK, PSN_MASK + 1 - psn)
-            out.add_middles(READ_RESPONSE_MIDDLE << 56 | rc.send_bth, psn, data, offset, mtu, count)
-            response.offset += count * mtu
+        size = min(mtu, len(data) - offset)
+        pieces, pad = padded([data[offset : offset + size]] if size else [], size)
+        if is_first:
+            opcode = READ_RESPONSE_ONLY if is_last else READ_RESPONSE_FIRST
         else:
-            count = 1
-            size = min(mtu, len(data) - offset)
-            opcode = (READ_RESPONSE_ONLY if is_last else READ_RESPONSE_FIRST) if is_first else READ_RESPONSE_LAST
-            pieces, pad = padded([data[offset : offset + size]] if size else [], size)
-            bth = opcode << 56 | pad << 52 | rc.send_bth
-            out.add(BTH_HALVES_AETH.pack(bth, psn, ACK_SYNDROME << 24 | response.msn), pieces, 20 + size + pad)
-            response.offset += size
-        response.psn = (psn + count) & PSN_MASK
-        done += count
+            opcode = READ_RESPONSE_LAST if is_last else READ_RESPONSE_MIDDLE
+        headers = BTH_HALVES.pack(opcode << 56 | pad << 52 | rc.send_bth, psn)
+        if is_first or is_last:
+            headers += AETH_STRUCT.pack(ACK_SYNDROME << 24 | response.msn)
+        out.add(headers, pieces, len(headers) + size + pad + ICRC_LENGTH)
+        response.offset += size
+        response.psn = (psn + 1) & PSN_MASK
+        done += 1
         if is_last:
             rc.responses.popleft()
             break

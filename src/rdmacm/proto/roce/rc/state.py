@@ -1,9 +1,8 @@
 """The state of a reliable connection: one object, which the requester and the responder share.
 
 It has fields and no behaviour. The functions of :mod:`~rdmacm.proto.roce.rc.requester`,
-:mod:`~rdmacm.proto.roce.rc.responses`, :mod:`~rdmacm.proto.roce.rc.responder` and
-:mod:`~rdmacm.proto.roce.rc.middles` work on it; :class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its
-entry points. PSNs and MSNs have 24 bits and wrap (:mod:`rdmacm.proto.roce.psn`).
+:mod:`~rdmacm.proto.roce.rc.responses` and :mod:`~rdmacm.proto.roce.rc.responder` work on it;
+:class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its entry points. PSNs and MSNs have 24 bits and wrap (:mod:`rdmacm.proto.roce.psn`).
 """
 
 from __future__ import annotations
@@ -11,30 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rdmacm.proto.constants import PSN_MASK
-from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
-__all__ = ["NO_HEADERS", "RcState", "Resource", "Response"]
+__all__ = ["RcState", "Resource", "Response"]
 
-#: :attr:`RcState.header_lengths` of a queue pair that accepts no packet.
-NO_HEADERS = bytes(256)
 _NO_ICRC = Icrc(bytes(4), bytes(4), 0)
-
-if TYPE_CHECKING:
-    from rdmacm.proto._core import RcCore as _Fields
-elif compiled is not None:
-    _Fields = compiled.RcCore
-else:
-
-    class _Fields:
-        """Without the compiled core, all fields are slots."""
-
-        __slots__ = ()
 
 
 class Resource:
@@ -86,11 +70,8 @@ class Response:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class RcState(_Fields):
-    """See the module. Fields marked RTR or RTS are set by the transition to that state and constant afterwards.
-
-    With the compiled core, its type has the fields that it knows, and the others are slots.
-    """
+class RcState:
+    """See the module. Fields marked RTR or RTS are set by the transition to that state and constant afterwards."""
 
     qp_num: int
     #: The memory that the peer may touch.
@@ -101,19 +82,6 @@ class RcState(_Fields):
     #: ``state``, ``pkey``, ``icrc``; and of packets that pass these checks ``sequence``, ``duplicate``, ``not ready``
     #: (no receive was posted), ``refused`` and ``answer`` (to no request that is outstanding).
     counters: EngineCounters = field(default_factory=EngineCounters)
-
-    # -- the compiled core -----------------------------------------------------------------------------
-
-    #: Whether the core has the queues: ``outstanding``, ``pending_sends``, ``recv_queue``, ``current_recv`` and
-    #: ``responses`` are empty then (:mod:`~rdmacm.proto.roce.rc.handover`).
-    core_owns_queues: bool = False
-    #: Whether it may have them.
-    may_use_core: bool = compiled is not None
-    #: Calls that receive packets before it is tried again, and how many there will be after the next time.
-    core_pause: int = 0
-    core_next_pause: int = 0
-    #: ``expected_psn`` and ``unacked_psn`` when it got the queues.
-    core_since: tuple[int, int] = (0, 0)
 
     # -- what the owner reads --------------------------------------------------------------------------
 
@@ -138,15 +106,11 @@ class RcState(_Fields):
     path_mtu: int = 0
     #: RTR: the P_Keys that packets may have.
     accepted_pkeys: frozenset[int] = frozenset()
-    #: RTR: the first half of a BTH (``BTH_HALVES``) without opcode and flags, that is P_Key and destination queue pair:
-    #: of packets sent, and of nearly all that are received.
+    #: RTR: the first half of a BTH (``BTH_HALVES``) without opcode and flags, that is P_Key and destination queue pair.
     send_bth: int = 0
-    receive_bth: int = -1
 
     # -- packets received ------------------------------------------------------------------------------
 
-    #: By opcode: bytes of its headers, or 0 if it is not accepted in the present state.
-    header_lengths: bytes = NO_HEADERS
     #: The IPv4 identification that the next packet probably has: 0, unless the peer counts.
     identification: int = 0
 
@@ -230,10 +194,8 @@ class RcState(_Fields):
     #: SEND in progress: its receive, and the bytes that fit.
     current_recv: RecvWork | None = None
     recv_capacity: int = 0
-    #: WRITE in progress: its R_Key, address and length, and its memory. The view is dropped after each call that
-    #: receives packets, because the memory may be deregistered before the next.
+    #: WRITE in progress: its R_Key, address and length.
     write_target: tuple[int, int, int] = (0, 0, 0)
-    write_view: memoryview | None = None
 
     # -- responder: responses --------------------------------------------------------------------------
 
