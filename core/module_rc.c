@@ -20,6 +20,7 @@ static int core_traverse(RcCore *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->regions);
     Py_VISIT(self->pd);
+    Py_VISIT(self->shared);
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < rc->sends_count; i++)
@@ -39,8 +40,10 @@ static int core_clear(RcCore *self) {
         return 0;
     rc->core_owns_queues = false;
     rc->regions = NULL;
+    rc->srq = NULL;
     Py_CLEAR(self->regions);
     Py_CLEAR(self->pd);
+    Py_CLEAR(self->shared);
     /* Each queue is empty before a pin ends, which may run other code. */
     while (rc->sends_count)
         drop_pin(RDMACM_RING_AT(rc, sends, --rc->sends_count)->pin);
@@ -85,6 +88,14 @@ static PyObject *core_set_memory(RcCore *self, PyObject *args) {
     self->rc.pd = (uint64_t)(uintptr_t)pd;
     set_object(&self->regions, regions);
     set_object(&self->pd, pd);
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_set_shared(RcCore *self, PyObject *shared) {
+    if (!PyObject_TypeCheck(shared, shared_type) || self->rc.core_owns_queues)
+        return PyErr_Format(PyExc_TypeError, "a SharedReceives is wanted, before the core has the queues");
+    self->rc.srq = &((SharedReceives *)shared)->srq;
+    set_object(&self->shared, shared);
     Py_RETURN_NONE;
 }
 
@@ -231,7 +242,8 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
         return NULL;
     size_t accepted, size = (size_t)data.len;
     int32_t first;
-    bool is_entered = enter_shared(&self->is_shared);
+    bool takes_shared = self->is_shared || self->rc.srq; /* a connection of a wire may use the queue */
+    bool is_entered = enter_shared(&takes_shared);
     size_t taken = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, size, segment > 0 ? (size_t)segment : 0, now,
                                   &accepted, &first);
     self->rc.counts.has_any |= self->rc.has_refused;
@@ -507,6 +519,7 @@ static PyMemberDef core_members[] = {
     FIELD(recv_capacity, T_ULONGLONG),
     FIELD(ack_psn, T_INT),
     FIELD(ack_aeth, T_UINT),
+    {"core_shared", T_OBJECT, offsetof(RcCore, shared), READONLY, NULL},
     {"has_counts", T_BOOL, offsetof(RcCore, rc.counts.has_any), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -560,6 +573,8 @@ static PyGetSetDef core_getset[] = {
 static PyMethodDef core_methods[] = {
     {"core_set_flow", (PyCFunction)core_set_flow, METH_VARARGS, "core_set_flow(incoming, base, is_ipv6)"},
     {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS, "core_set_memory(regions, pd)"},
+    {"core_set_shared", (PyCFunction)core_set_shared, METH_O,
+     "core_set_shared(receives): take receives from a shared receive queue."},
     {"core_begin", (PyCFunction)core_begin, METH_O,
      "core_begin(send_index): have the queues here, if that is possible, to be filled until core_filled()."},
     {"core_filled", (PyCFunction)core_filled, METH_NOARGS, "The queues have all that was posted."},

@@ -142,9 +142,19 @@ bool rdmacm_rc_adopt_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) 
 }
 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (!rc->core_owns_queues || rc->failed || !RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
+    if (!rc->core_owns_queues || rc->failed || rc->srq || !RDMACM_RING_RESERVE(rc, recvs) || !reserve_completion(rc))
         return false;
     *RDMACM_RING_AT(rc, recvs, rc->recvs_count++) = *recv;
+    return true;
+}
+
+bool rdmacm_take_recv(struct rdmacm_rc *rc, struct rdmacm_recv *recv) {
+    if (rc->srq) /* nothing had its room when it was posted */
+        return reserve_completion(rc) && rdmacm_srq_take(rc->srq, recv);
+    if (!rc->recvs_count)
+        return false;
+    *recv = *RDMACM_RING_AT(rc, recvs, 0);
+    RDMACM_RING_DROP(rc, recvs);
     return true;
 }
 

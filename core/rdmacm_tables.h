@@ -99,8 +99,10 @@ enum {
     RDMACM_EVENT_TURN = 2,
     /* takes what the core has counted; */
     RDMACM_EVENT_COUNTS = 4,
-    /* ends the queue pair, as its engine has failed. */
+    /* ends the queue pair, as its engine has failed; */
     RDMACM_EVENT_FAILED = 8,
+    /* reports that the limit of its shared receive queue is reached. */
+    RDMACM_EVENT_SRQ_LIMIT = 16,
     /* Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room, */
     RDMACM_COUNT_NO_ROOM = -1,
     /* trains whose packets were sent one by one, */

@@ -27,7 +27,7 @@ from rdmacm.proto.plainints import (
     QP_MIN_RNR_TIMER,
 )
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.proto.work import SendWork
 from rdmacm.provider import log
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
@@ -181,8 +181,11 @@ class SoftQP(WorkQueues["QPEngine"]):
         if engine is None:
             # That of an engine that was aborted may have windows.
             memory = self._memory = self._memory or RemoteMemory(self._table, self._pd)
-            take_recv = self._take_shared_recv if self._srq is not None else None
+            srq = self._srq
+            take_recv = srq.take if srq is not None else None
             engine = self._engine = self._make_engine()(self.qp_num, memory, take_recv, self._counters)
+            if srq is not None and srq.core is not None and isinstance(engine, RcEngine):
+                engine.core_set_shared(srq.core)
             if self._route is not None:
                 self._set_engine_route(engine, self._route)
             state = self.state
@@ -260,13 +263,6 @@ class SoftQP(WorkQueues["QPEngine"]):
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         return send_work(wr, self._table, self._pd, self._signal_all)
 
-    def _take_shared_recv(self) -> RecvWork | None:
-        assert self._srq is not None
-        work = self._srq.take()
-        if work is not None:
-            self._recvs += 1
-        return work
-
     # -- completions ----------------------------------------------------------------------------------
 
     def _after(self, engine: QPEngine) -> None:
@@ -297,7 +293,10 @@ class SoftQP(WorkQueues["QPEngine"]):
             return
         engine = self._engine
         assert engine is not None
-        if not engine.received(data, segment, now):
+        accepted = engine.received(data, segment, now)
+        if self._srq is not None:
+            self._srq.see_limit()  # the core may have taken from it
+        if not accepted:
             self._mux.dropped["packet"] += 1
         elif not self._established:
             self.release_sends()

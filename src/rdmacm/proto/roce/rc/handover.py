@@ -31,7 +31,7 @@ def begin(rc: RcState) -> None:
     """Give the queues to the core, if it knows all that the connection has to do: no message is in progress."""
     if not rc.may_use_core or rc.responses or rc.current_recv is not None:
         return
-    if rc.take_shared_receive is not None:
+    if rc.take_shared_receive is not None and rc.core_shared is None:
         return
     if rc.core_pause > 0:
         rc.core_pause -= 1
