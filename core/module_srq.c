@@ -217,7 +217,7 @@ static PyGetSetDef shared_getset[] = {
 static PyMethodDef shared_methods[] = {
     {"post", (PyCFunction)shared_post, METH_O,
      "post(requests): queue a RecvWR or a list of them; what is left to Python, None: nothing."},
-    {"post_work", (PyCFunction)shared_post_work, METH_O, "post_work(work): queue a RecvWork; False if there is no room."},
+    {"post_work", (PyCFunction)shared_post_work, METH_O, "post_work(work): queue a RecvWork; False without room."},
     {"take", (PyCFunction)shared_take, METH_NOARGS, "The oldest receive, a RecvWork, or None: for a message."},
     {"take_limit_reached", (PyCFunction)shared_take_limit_reached, METH_NOARGS,
      "Whether the limit was reached since the last call."},

@@ -179,8 +179,8 @@ struct rdmacm_recv {
     struct rdmacm_memory memory;
 };
 
-/* The region of a key, in a protection domain, was registered anew: a receive whose memory the key does not stand for any
- * more becomes inaccessible. Addresses are those of the bytes in this process. */
+/* The region of a key was registered anew: a receive whose memory the key does not stand for any more, in a protection
+ * domain, becomes inaccessible. Addresses are those of the bytes in this process. */
 void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey);
 
 struct rdmacm_completion {
