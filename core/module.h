@@ -42,6 +42,7 @@ typedef struct {
     PyObject *counters;  /* of type EngineCounters */
     PyObject *regions;   /* of type Regions */
     PyObject *pd;
+    PyObject *shared;      /* of type SharedReceives: where receives come from; or NULL */
     size_t address_length; /* 0: not set */
     uint8_t local[16], remote[16];
     bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
@@ -125,7 +126,7 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Wire *self);
 
-extern PyTypeObject *regions_type, *rc_engine_type, *ud_core_type, *route_type;
+extern PyTypeObject *regions_type, *rc_engine_type, *ud_core_type, *route_type, *shared_type;
 /* The members of WCStatus, by value. */
 extern PyObject *wc_statuses;
 /* The class of the wr_id of a request without a completion. */
@@ -142,6 +143,8 @@ void pin_region(struct pin *pin, struct pin *region, uint8_t *data, uint32_t len
 void drop_pin(void *pin);
 /* That of a request with `segments`; NULL without an exception where the core does not take it. */
 struct pin *pin_segments(PyObject *work, int flags);
+/* The same of a RecvWork, whose elements get the keys that it has. */
+struct pin *pin_recv_work(PyObject *work);
 /* Drop the pin of a request that was refused. Whether it was kept. */
 bool keep_pin(struct pin *pin, bool is_kept);
 /* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not
@@ -193,6 +196,16 @@ struct rules {
     bool signals_all;
 };
 
+/* The receives of a shared receive queue. */
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_srq srq;
+    struct rules rules;
+    PyObject *pd, *regions; /* what `rules` refers to */
+    Wire *wire;     /* its lock is the runtime's; NULL: it has none, and nothing is posted directly */
+    bool is_shared; /* whether a connection of a wire has taken from it */
+} SharedReceives;
+
 /* Local memory as a request names it: a part of a region, or bytes that cannot change. */
 struct local {
     PyObject *bytes; /* borrowed; NULL: the fields below */
@@ -232,7 +245,7 @@ struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct
 typedef struct queue_pair QueuePair;
 
 /* Post a request, or the first ones of a list; return how many. */
-Py_ssize_t post_all(QueuePair *self, PyObject *requests, bool (*post)(QueuePair *, PyObject *));
+Py_ssize_t post_all(void *self, PyObject *requests, bool (*post)(void *self, PyObject *request));
 /* What is left of requests: None, the same, or the end of a list. */
 PyObject *rest_of(PyObject *requests, Py_ssize_t done);
 /* The address and the ancillary data of packets. False with an exception. */
@@ -246,7 +259,7 @@ struct queue_pair {
     PyObject_HEAD
     struct rdmacm_conn *conn; /* its own */
     /* Queue a SendWR. False, with nothing done, if it is not one of those that the core takes. */
-    bool (*post_send)(QueuePair *self, PyObject *request);
+    bool (*post_send)(void *queue_pair, PyObject *request);
     bool *is_shared; /* that of its core */
     Wire *wire;
     PyObject *core; /* an RcEngine or a UdCore; NULL once it is detached */
@@ -324,6 +337,7 @@ PyObject *answer(bool is_done);
 bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets);
 bool memory_init(PyObject *module);
 bool rc_init(PyObject *module);
+bool srq_init(PyObject *module);
 bool wc_init(PyObject *module);
 bool lock_init(PyObject *module);
 bool wire_init(PyObject *module);

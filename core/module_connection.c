@@ -56,7 +56,8 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
 }
 
 /* Queue a SendWR. */
-static bool post_send(QueuePair *self, PyObject *object) {
+static bool post_send(void *queue_pair, PyObject *object) {
+    QueuePair *self = queue_pair;
     struct request request;
     struct rdmacm_send send = {0};
     bool done = parse_send(object, &request) &&
@@ -132,6 +133,8 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     self->base.rules.regions = engine->rc.regions;
     self->base.rules.pd = engine->rc.pd;
     conn->rc = &engine->rc;
+    if (engine->shared)
+        ((SharedReceives *)engine->shared)->is_shared = true;
     conn->qp_num = conn->rc->qp_num;
     memcpy(conn->remote, remote, (size_t)remote_length);
     memcpy(conn->local, local, (size_t)local_length);

@@ -43,7 +43,8 @@ static bool begin_send(const struct rules *rules, const struct request *request,
 }
 
 /* Queue a SendWR. */
-static bool post_send(QueuePair *self, PyObject *object) {
+static bool post_send(void *queue_pair, PyObject *object) {
+    QueuePair *self = queue_pair;
     struct request request;
     struct rdmacm_ud_send send = {0};
     struct pin *pin = NULL;

@@ -100,6 +100,30 @@ struct pin *pin_segments(PyObject *work, int flags) {
     return pin;
 }
 
+/* Give the elements of a pin the keys that a RecvWork has for them. */
+static bool read_keys(PyObject *work, struct pin *pin) {
+    PyObject *keys = PyObject_GetAttr(work, names.lkeys);
+    Py_ssize_t count = keys ? PySequence_Size(keys) : -1;
+    bool done = count >= 0;
+    for (Py_ssize_t i = 0; done && i < count && (size_t)i < pin->memory.count; i++) {
+        PyObject *key = PySequence_GetItem(keys, i), *number = key ? PyNumber_Index(key) : NULL;
+        uint64_t lkey = 0;
+        done = number && number_of(number, UINT32_MAX, &lkey);
+        pin->elements[i].lkey = (uint32_t)lkey;
+        Py_XDECREF(number);
+        Py_XDECREF(key);
+    }
+    Py_XDECREF(keys);
+    return done;
+}
+
+struct pin *pin_recv_work(PyObject *work) {
+    struct pin *pin = pin_segments(work, PyBUF_WRITABLE);
+    if (pin && !keep_pin(pin, read_keys(work, pin)))
+        pin = NULL;
+    return pin;
+}
+
 PyObject *wr_id_of(const struct pin *pin) {
     return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
@@ -127,14 +151,28 @@ PyObject *segments_of(const struct pin *pin) {
     return tuple;
 }
 
+/* The segments of a receive whose memory cannot be accessed. */
+static PyObject *inaccessible(void) {
+    static char nothing;
+    PyObject *view = PyMemoryView_FromMemory(&nothing, 0, PyBUF_READ);
+    PyObject *released = view ? PyObject_CallMethod(view, "release", NULL) : NULL;
+    PyObject *segments = released ? PyTuple_Pack(1, view) : NULL;
+    Py_XDECREF(released);
+    Py_XDECREF(view);
+    return segments;
+}
+
 PyObject *work_of_recv(const struct rdmacm_recv *recv) {
     const struct pin *pin = recv->pin;
-    if (pin->owner)
+    bool was_changed = recv->memory.is_inaccessible && !pin->memory.is_inaccessible;
+    if (pin->owner && !was_changed)
         return Py_NewRef(pin->owner);
-    PyObject *segments = segments_of(pin), *keys = PyList_New(0);
-    for (size_t i = 0; keys && i < pin->memory.count; i++)
+    PyObject *segments = was_changed ? inaccessible() : segments_of(pin), *keys = PyList_New(0);
+    for (size_t i = 0; keys && i < recv->memory.count; i++)
         append(&keys, PyLong_FromUnsignedLong(pin->elements[i].lkey));
-    PyObject *work = segments && keys ? PyObject_CallFunction(make_recv_work, "OOO", pin->wr_id, segments, keys) : NULL;
+    PyObject *wr_id = segments && keys ? wr_id_of(pin) : NULL;
+    PyObject *work = wr_id ? PyObject_CallFunction(make_recv_work, "OOO", wr_id, segments, keys) : NULL;
+    Py_XDECREF(wr_id);
     Py_XDECREF(segments);
     Py_XDECREF(keys);
     return work;

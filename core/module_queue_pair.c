@@ -76,7 +76,8 @@ static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *loc
 }
 
 /* Queue a RecvWR. */
-static bool post_recv(QueuePair *self, PyObject *object) {
+static bool post_recv(void *queue_pair, PyObject *object) {
+    QueuePair *self = queue_pair;
     struct request request;
     bool done =
         parse_recv(object, &request) && queue_recv(self, request.wr_id, request.locals, request.count);

@@ -23,6 +23,19 @@ static bool set_memory(RcEngine *self, PyObject *memory) {
     return true;
 }
 
+/* Take receives from a shared receive queue, or from its SharedReceives; with None from a queue of its own. */
+static bool set_shared(RcEngine *self, PyObject *shared) {
+    if (shared == Py_None)
+        return true;
+    self->shared = PyObject_TypeCheck(shared, shared_type) ? Py_NewRef(shared) : PyObject_GetAttrString(shared, "core");
+    if (self->shared && !PyObject_TypeCheck(self->shared, shared_type))
+        PyErr_SetString(PyExc_TypeError, "a shared receive queue of the core is wanted");
+    if (PyErr_Occurred())
+        return false;
+    self->rc.srq = &((SharedReceives *)self->shared)->srq;
+    return true;
+}
+
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     unsigned int qp_num;
     PyObject *memory, *shared, *counters;
@@ -34,7 +47,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     rdmacm_rc_init(&self->rc, qp_num);
     self->counters = Py_NewRef(counters);
     self->completed = PyList_New(0);
-    if (!self->completed || !set_memory(self, memory)) {
+    if (!self->completed || !set_memory(self, memory) || !set_shared(self, shared)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -48,6 +61,7 @@ static int engine_traverse(RcEngine *self, visitproc visit, void *arg) {
     Py_VISIT(self->counters);
     Py_VISIT(self->regions);
     Py_VISIT(self->pd);
+    Py_VISIT(self->shared);
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < rc->sends_count; i++)
@@ -67,10 +81,12 @@ static int engine_clear(RcEngine *self) {
         return 0;
     rc->failed = true; /* it takes nothing more */
     rc->regions = NULL;
+    rc->srq = NULL;
     Py_CLEAR(self->completed);
     Py_CLEAR(self->counters);
     Py_CLEAR(self->regions);
     Py_CLEAR(self->pd);
+    Py_CLEAR(self->shared);
     /* Each queue is empty before a pin ends, which may run other code. */
     while (rc->sends_count)
         drop_pin(RDMACM_RING_AT(rc, sends, --rc->sends_count)->pin);
@@ -395,26 +411,10 @@ static PyObject *engine_post_send(RcEngine *self, PyObject *work) {
     return pass_on(self, &results) && done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Give the elements of a receive their local keys. */
-static bool set_lkeys(struct pin *pin, PyObject *work) {
-    PyObject *lkeys = PyObject_GetAttr(work, names.lkeys);
-    Py_ssize_t count = lkeys ? PySequence_Size(lkeys) : -1;
-    bool done = count >= 0;
-    for (Py_ssize_t i = 0; done && i < count && (size_t)i < pin->memory.count; i++) {
-        PyObject *lkey = PySequence_GetItem(lkeys, i);
-        uint64_t number = 0;
-        done = lkey && number_of(lkey, UINT32_MAX, &number);
-        pin->elements[i].lkey = (uint32_t)number;
-        Py_XDECREF(lkey);
-    }
-    Py_XDECREF(lkeys);
-    return done;
-}
-
 static PyObject *engine_post_recv(RcEngine *self, PyObject *work) {
     struct results results;
-    struct pin *pin = pin_segments(work, PyBUF_WRITABLE);
-    if (!pin || !keep_pin(pin, set_lkeys(pin, work)))
+    struct pin *pin = pin_recv_work(work);
+    if (!pin)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "too many elements, or a wrong key: %R", work);
     struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
     bool is_entered = enter_shared(&self->is_shared);
@@ -488,7 +488,8 @@ static PyObject *engine_received(RcEngine *self, PyObject *args) {
     struct results results;
     if (!PyArg_ParseTuple(args, "y*nd", &data, &segment, &now))
         return NULL;
-    bool is_entered = enter_shared(&self->is_shared);
+    bool takes_shared = self->is_shared || self->rc.srq; /* a connection of a wire may use the queue */
+    bool is_entered = enter_shared(&takes_shared);
     size_t accepted = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, (size_t)data.len,
                                      segment > 0 ? (size_t)segment : 0, now);
     collect(self, &results);

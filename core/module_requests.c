@@ -202,7 +202,7 @@ struct pin *pin_receive(const struct rules *rules, PyObject *wr_id, const struct
 
 /* -- lists ----------------------------------------------------------------------------------------------------------- */
 
-Py_ssize_t post_all(QueuePair *self, PyObject *requests, bool (*post)(QueuePair *, PyObject *)) {
+Py_ssize_t post_all(void *self, PyObject *requests, bool (*post)(void *, PyObject *)) {
     if (!PyList_CheckExact(requests))
         return post(self, requests);
     Py_ssize_t done = 0;

@@ -78,17 +78,6 @@ void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const u
     }
 }
 
-void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey) {
-    for (uint32_t i = 0; i < recv->memory.count; i++) {
-        const struct rdmacm_element *element = &recv->memory.elements[i];
-        if (element->lkey == lkey && rdmacm_regions_find(regions, pd, lkey, (uint64_t)(uintptr_t)element->data,
-                                                         element->length, RDMACM_ACCESS_LOCAL_WRITE, NULL) != element->data) {
-            recv->memory = (struct rdmacm_memory){.is_inaccessible = true};
-            return;
-        }
-    }
-}
-
 bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted) {
     size_t head = 0;
     return rdmacm_grow(&completions->items, &completions->capacity, &head, completions->count, posted + 1,
@@ -194,7 +183,7 @@ bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
 }
 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (!reserve_completion(rc))
+    if (rc->srq || !reserve_completion(rc))
         return false;
     if (rc->failed) {
         flush_recv(rc, recv->pin, RDMACM_WC_WR_FLUSH_ERR);
@@ -203,6 +192,16 @@ bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
     if (!RDMACM_RING_RESERVE(rc, recvs))
         return false;
     *RDMACM_RING_AT(rc, recvs, rc->recvs_count++) = *recv;
+    return true;
+}
+
+bool rdmacm_take_recv(struct rdmacm_rc *rc, struct rdmacm_recv *recv) {
+    if (rc->srq) /* nothing had its room when it was posted */
+        return reserve_completion(rc) && rdmacm_srq_take(rc->srq, recv);
+    if (!rc->recvs_count)
+        return false;
+    *recv = *RDMACM_RING_AT(rc, recvs, 0);
+    RDMACM_RING_DROP(rc, recvs);
     return true;
 }
 

@@ -173,13 +173,14 @@ enum {
 
 extern const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES];
 
-/* A request of the receive queue. */
+/* A request of a receive queue. */
 struct rdmacm_recv {
     void *pin;
     struct rdmacm_memory memory;
 };
 
-/* The region of a local key was registered anew: a receive with an element that it does not have any more fails. */
+/* The region of a local key was registered anew: a receive whose memory the key does not stand for any more, in a
+ * protection domain, becomes inaccessible. Addresses are those of the bytes in this process. */
 void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey);
 
 struct rdmacm_completion {
@@ -201,6 +202,26 @@ struct rdmacm_completions {
     struct rdmacm_completion *items;
     size_t capacity, count;
 };
+
+/* A shared receive queue: several connections, and the owner, take receives from it. */
+struct rdmacm_srq {
+    struct rdmacm_recv *recvs; /* a ring, the oldest first */
+    size_t recvs_capacity, recvs_head, recvs_count;
+    size_t max_recvs;      /* it holds at most */
+    size_t limit;          /* once fewer than this are left, it becomes 0; 0: never */
+    bool is_limit_reached; /* whether that was so since the owner has looked */
+};
+
+/* An empty queue. */
+void rdmacm_srq_init(struct rdmacm_srq *srq, size_t max_recvs);
+/* Free the ring. The owner has let go of all pins. */
+void rdmacm_srq_free(struct rdmacm_srq *srq);
+/* Queue a receive. False, with nothing done, if the queue is full or without memory. */
+bool rdmacm_srq_post(struct rdmacm_srq *srq, const struct rdmacm_recv *recv);
+/* Take the oldest receive, for a message. False: the queue is empty; that may reach the limit, too. */
+bool rdmacm_srq_take(struct rdmacm_srq *srq, struct rdmacm_recv *recv);
+/* rdmacm_recv_look_up() for all. */
+void rdmacm_srq_look_up(struct rdmacm_srq *srq, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey);
 
 /* A responder resource: what is kept of a request to answer it again (InfiniBand Architecture 9.4.4). */
 struct rdmacm_resource {
@@ -307,6 +328,7 @@ struct rdmacm_rc {
     /* queues: rings whose capacities are powers of two */
     struct rdmacm_send *sends; /* the first `outstanding_count` have PSNs, the others wait for theirs */
     size_t sends_capacity, sends_head, sends_count, outstanding_count, send_index;
+    struct rdmacm_srq *srq; /* where receives come from, the owner's; NULL: from `recvs` */
     struct rdmacm_recv *recvs;
     size_t recvs_capacity, recvs_head, recvs_count;
     struct rdmacm_recv current_recv; /* the SEND in progress; pin NULL: none */
@@ -355,7 +377,7 @@ static inline bool rdmacm_rc_has(uint64_t opcode) {
 }
 
 /* Queue a request of an opcode that the connection has. Once it has ended the request completes as flushed. False, with
- * nothing done, without memory, and for a message that is too long. */
+ * nothing done, without memory, for a message that is too long, and for a receive with a shared receive queue. */
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
 /* The region of a local key was registered anew: receives that it does not have the memory of any more fail. */
@@ -515,6 +537,8 @@ static inline uint32_t rdmacm_read_part_end(const struct rdmacm_rc *rc, uint32_t
 void rdmacm_crc32_init(void);
 void rdmacm_icrc_init(void);
 void rdmacm_start_timer(struct rdmacm_rc *rc, double now);
+/* Take the next receive for a message, with room for its completion. False: there is none, or no memory. */
+bool rdmacm_take_recv(struct rdmacm_rc *rc, struct rdmacm_recv *recv);
 void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome);
 /* Add a response whose fields are 0, but an ACK's syndrome and the MSN. NULL without memory, and for more than may wait. */
 struct rdmacm_response *rdmacm_add_response(struct rdmacm_rc *rc);

@@ -101,8 +101,10 @@ enum {
     RDMACM_EVENT_TIMER = 1,
     /* takes what the core has counted; */
     RDMACM_EVENT_COUNTS = 2,
-    /* ends the queue pair, as its engine has failed. */
+    /* ends the queue pair, as its engine has failed; */
     RDMACM_EVENT_FAILED = 4,
+    /* reports that the limit of its shared receive queue is reached. */
+    RDMACM_EVENT_SRQ_LIMIT = 8,
     /* Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room, */
     RDMACM_COUNT_NO_ROOM = -1,
     /* trains whose packets were sent one by one, */

@@ -102,10 +102,8 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet)
     if (packet->type.word == RDMACM_INVALIDATED)
         return LEFT;
     if (packet->type.parts & RDMACM_STARTS) {
-        if (!rc->recvs_count)
+        if (!rdmacm_take_recv(rc, &rc->current_recv))
             return refuse_not_ready(rc, packet);
-        rc->current_recv = *RDMACM_RING_AT(rc, recvs, 0);
-        RDMACM_RING_DROP(rc, recvs);
         rc->message_offset = 0;
         rc->recv_capacity = rc->current_recv.memory.length;
     }
@@ -154,10 +152,10 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
     if (packet->type.parts & RDMACM_ENDS ? end != length : end >= length)
         return refuse_invalid(rc, packet);
     if (packet->type.word) { /* immediate data takes a receive */
-        if (!rc->recvs_count)
+        struct rdmacm_recv recv;
+        if (!rdmacm_take_recv(rc, &recv))
             return refuse_not_ready(rc, packet);
-        complete_recv(rc, packet, RDMACM_RING_AT(rc, recvs, 0)->pin, length, RDMACM_WR_WRITE_WITH_IMM, word);
-        RDMACM_RING_DROP(rc, recvs);
+        complete_recv(rc, packet, recv.pin, length, RDMACM_WR_WRITE_WITH_IMM, word);
     }
     if (size)
         memcpy(target + offset, data, size);

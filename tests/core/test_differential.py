@@ -10,6 +10,7 @@ import os
 import random
 import struct
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +20,14 @@ from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from support.compiled import compare
 from support.examples import EXAMPLES
 from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect, flows
 from support.rows import for_each
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import SharedReceives
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
 
@@ -65,12 +70,42 @@ class Run:
         depth, starts = self.random.choice((1, 2, 16)), [0xFFFFF0, self.random.getrandbits(24)]
         retries, rnr_retries = (self.random.choice((0, 1, 7, 7, 7, 7)) if mischief else 7 for _ in range(2))
         make = ENGINES["c" if with_core else "python"]
-        self.ends = (make(1, self.memory[0], None, EngineCounters()), make(2, self.memory[1], None, EngineCounters()))
+        #: The shared receive queues of the ends, which may be one; None: an end has receives of its own.
+        one, other = (self.shared(with_core=with_core) for _ in range(2))
+        self.queues = self.random.choice(((None, None), (None, None), (one, None), (one, other), (one, one)))
+        self.ends = (
+            make(1, self.memory[0], self.queues[0], EngineCounters()),
+            make(2, self.memory[1], self.queues[1], EngineCounters()),
+        )
         for index, end in enumerate(self.ends):
             connect(end, index, ipv6=self.is_ipv6)
             rtr = RtrAttributes(2 - index, starts[1 - index], path_mtu=self.mtu, access=ALL, max_dest_rd_atomic=depth)
             end.ready_to_receive(rtr)
             end.ready_to_send(RtsAttributes(starts[index], 0.5, retries, rnr_retries, depth))
+
+    def shared(self, *, with_core: bool) -> SharedReceives | PythonReceives:
+        if not with_core:
+            return PythonReceives(48)
+        assert compiled is not None
+        queue: SharedReceives = compiled.SharedReceives(48, 32, compiled.Regions(), self, None)
+        return queue
+
+    def receive(self, end: RcEngine, work: RecvWork) -> None:
+        queue = self.queues[end.qp_num - 1]
+        if queue is None:
+            end.post_recv(work)
+        else:
+            self.observed.append(queue.post_work(work))
+
+    def see_shared(self) -> None:
+        """Observe the shared receive queues, and set the limit of one at times."""
+        for queue in self.queues:
+            if queue is not None:
+                if self.random.random() < 0.1:
+                    queue.limit = self.random.choice((0, 2, 20, 48))
+                first = queue.first
+                number = None if first is None else first.wr_id
+                self.observed.append((len(queue), queue.limit, queue.take_limit_reached(), number))
 
     def often(self, chance: float) -> bool:
         """Whether a fault comes."""
@@ -88,7 +123,7 @@ class Run:
             receives = 2 if source.random() < 0.9 and not self.often(0.3) else 0
         for _ in range(receives):
             size = source.choice((40, 3 * self.mtu)) if self.often(0.1) else 6 * self.mtu
-            end.post_recv(RecvWork(number, self.scattered(size)))
+            self.receive(end, RecvWork(number, self.scattered(size)))
         for _ in range(source.choice((0, 1, 1, 2, 5))):
             opcode = source.choice(OPCODES)
             if self.often(0.01):
@@ -198,11 +233,13 @@ class Run:
                 (end.to_send, end.completions(), dict(end.counters.dropped), dict(end.counters.errors))
             )
             self.observed.append([(name, getattr(end, name)) for name in _FIELDS])
+        self.see_shared()
 
     def finish(self) -> list[object]:
         for end in self.ends:
             end.flush()
             self.observed.append(end.completions())
+        self.see_shared()
         self.observed.append([bytes(memory.bytes) for memory in self.memory])
         self.observed.append([bytes(buffer) for buffer in self.buffers])
         return self.observed
@@ -234,7 +271,7 @@ def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
     sender, receiver = run.ends
     for opcode in (WROpcode.RDMA_WRITE, WROpcode.SEND, WROpcode.RDMA_READ):
         sender.post_send(SendWork(1, opcode, [run.buffer(3 * MTU)], remote_addr=BASE, rkey=RKEY))
-    receiver.post_recv(RecvWork(1, (run.buffer(3 * MTU),)))
+    run.receive(receiver, RecvWork(1, (run.buffer(3 * MTU),)))
     sent = []
     for _ in range(losses):
         sent.append(sender.datagrams(run.now, 64, 0))

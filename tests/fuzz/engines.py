@@ -62,7 +62,8 @@ def _with_each_engine(check: Callable[[bytes], None]) -> Callable[[bytes], None]
     def run(data: bytes) -> None:
         before = rc.chosen
         try:
-            for rc.chosen in rc.ENGINES:
+            for name in rc.ENGINES:
+                rc.chosen = name
                 check(data)
         finally:
             rc.chosen = before

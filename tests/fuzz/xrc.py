@@ -11,6 +11,7 @@ from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, ExtendedHeader, Opcode
 from rdmacm.proto.roce.xrc import SharedQueue, XrcTarget
 from rdmacm.proto.work import WC, RecvWork
+from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from support.rc import BASE, RKEY, Region, connect, flows, packets, view
 
 _MTU, _SIZE = 64, 512
@@ -56,7 +57,7 @@ def xrc_target(data: bytes) -> None:
     counters = EngineCounters()
     access = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
     regions = {number: Region(_SIZE, access) for number in (1, 2)}
-    recvs: dict[int, list[RecvWork]] = {1: [], 2: []}
+    recvs = {1: PythonReceives(100), 2: PythonReceives(100)}
     done: dict[int, list[WC]] = {1: [], 2: []}
     closed: set[int] = set()
     current = 0
@@ -66,7 +67,7 @@ def xrc_target(data: bytes) -> None:
         if current:
             done[current] += engine.completions()
         current = number if number in regions and number not in closed else 0
-        return (regions[number], lambda: recvs[number].pop(0) if recvs[number] else None) if current else None
+        return (regions[number], recvs[number]) if current else None
 
     engine = XrcTarget(0x12, Region(0), None, counters, find_queue=find)
     connect(engine, 1)

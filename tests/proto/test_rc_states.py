@@ -28,6 +28,7 @@ from support.rc import (
     connect,
     give,
     make_rc,
+    make_shared,
     packet,
     receiver,
     reth,
@@ -128,9 +129,9 @@ def test_pending_nak_is_sent_after_the_error_state() -> None:
 
 
 def test_receives_come_from_the_shared_receive_queue() -> None:
-    queue = [RecvWork(n, [view(bytes(600))]) for n in range(2)]
-    taken = list(queue)
-    engine = make_rc(QPN, Region(), lambda: queue.pop(0) if queue else None)
+    queue, taken = make_shared(), [RecvWork(n, [view(bytes(600))]) for n in range(2)]
+    assert all(map(queue.post_work, taken))
+    engine = make_rc(QPN, Region(), queue)
     connect(engine, 1)
     engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, min_rnr_timer=9))
     assert give(engine, packet(SEND_ONLY, b"first")) == 1
@@ -139,11 +140,13 @@ def test_receives_come_from_the_shared_receive_queue() -> None:
     assert give(engine, packet(0x02, b"end", psn=PSN + 2)) == 1
     assert give(engine, packet(SEND_ONLY, b"none left", psn=PSN + 3)) == 0
     assert syndromes(engine) == [(ACK, 0x20 | 9)]
-    queue += [RecvWork(2, [view(bytes(600))]), RecvWork(3)]
+    assert all(map(queue.post_work, [RecvWork(2, [view(bytes(600))]), RecvWork(3)]))
     assert give(engine, packet(0x00, bytes(256), psn=PSN + 3)) == 1
     engine.flush()
     assert statuses(engine.completions()) == [(0, "SUCCESS"), (1, "SUCCESS"), (2, "WR_FLUSH_ERR")]
-    assert [work.wr_id for work in queue] == [3], "unused receives stay in the shared queue"
+    assert len(queue) == 1, "unused receives stay in the shared queue"
+    assert queue.first is not None
+    assert queue.first.wr_id == 3
 
 
 def test_sqd_finishes_the_message_in_progress() -> None:

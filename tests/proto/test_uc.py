@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes, SharedReceives
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.opcodes import IS_END, Opcode
 from rdmacm.proto.roce.uc import UcEngine
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
 from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
+from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from support.pcap import Datagram, roce
 from support.rc import BASE, RKEY, Region, flows, packets, statuses, view
 from support.rows import for_each
@@ -35,13 +36,12 @@ KINDS = {
 class Link:
     """Two engines in RTS, and the way from the first to the second."""
 
-    def __init__(self, *, ipv6: bool = False, mtu: int = MTU, shared: list[RecvWork] | None = None) -> None:
+    def __init__(self, *, ipv6: bool = False, mtu: int = MTU, shared: SharedReceives | None = None) -> None:
         self.flows = flows(ipv6=ipv6)
         self.memory = Region()
-        take = None if shared is None else lambda: shared.pop(0) if shared else None
         self.left = UcEngine(0x11, Region(), None, EngineCounters())
         self.counters = EngineCounters()
-        self.right = UcEngine(0x12, self.memory, take, self.counters)
+        self.right = UcEngine(0x12, self.memory, shared, self.counters)
         hosts = (bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2]))
         if ipv6:
             hosts = (b"\xfd" + bytes(14) + b"\1", b"\xfd" + bytes(14) + b"\2")
@@ -407,7 +407,9 @@ def test_receive_that_is_too_short_stays_posted() -> None:
 
 
 def test_receive_of_a_shared_queue_is_used_for_the_next_message() -> None:
-    shared = [RecvWork(number, [view(bytes(1000))]) for number in range(2)]
+    shared = PythonReceives(2)
+    for number in range(2):
+        shared.post_work(RecvWork(number, [view(bytes(1000))]))
     link = Link(shared=shared)
     first, _, last = link.message(bytes(600))
     assert link.deliver(first, last) == [True, False]

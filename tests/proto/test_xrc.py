@@ -56,7 +56,7 @@ class XrcPair(Pair):
     def find(self, srqn: int) -> SharedQueue | None:
         self.take()
         queue = self.current = self.queues.get(srqn)
-        return None if queue is None else (queue.region, queue.take)
+        return None if queue is None else (queue.region, queue)
 
     def take(self) -> None:
         """Give the target's completions to the queue that they are for."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import cast
 
 from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.engine import Datagram, EngineCounters, RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import Datagram, EngineCounters, RtrAttributes, RtsAttributes, SharedReceives
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
+from rdmacm.proto.work import WC, Memory, SendWork
+from rdmacm.soft.device.shared_receive_queue import PythonReceives
 
 #: The engines that do the same: that in Python, and the compiled core's where it is.
 ENGINES: dict[str, type[RcEngine]] = {"python": RcEngine}
@@ -126,7 +127,15 @@ class Region:
 chosen = "python"
 
 
-def make_rc(qp_num: int, memory: Memory, shared: Callable[[], RecvWork | None] | None = None) -> RcEngine:
+def make_shared() -> PythonReceives:
+    """A shared receive queue for such engines."""
+    if chosen == "python":
+        return PythonReceives(64)
+    assert compiled is not None
+    return cast("PythonReceives", compiled.SharedReceives(64, 32, compiled.Regions(), None, None))
+
+
+def make_rc(qp_num: int, memory: Memory, shared: SharedReceives | None = None) -> RcEngine:
     """An engine in INIT."""
     return ENGINES[chosen](qp_num, memory, shared, EngineCounters())
 

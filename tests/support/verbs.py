@@ -189,6 +189,8 @@ class RecordingCQ:
 
 
 class RecordingSRQ:
+    core = None
+
     def __init__(self, device: RecordingDevice, pd: object, attr: SrqAttr) -> None:
         self.pd, self.attr = pd, attr
         self.async_events: AsyncEvents | None = None

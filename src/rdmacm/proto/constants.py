@@ -102,8 +102,10 @@ ACCEPTS_PEER = 2
 EVENT_TIMER = 1
 #: takes what the core has counted;
 EVENT_COUNTS = 2
-#: ends the queue pair, as its engine has failed.
+#: ends the queue pair, as its engine has failed;
 EVENT_FAILED = 4
+#: reports that the limit of its shared receive queue is reached.
+EVENT_SRQ_LIMIT = 8
 #: Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room,
 COUNT_NO_ROOM = -1
 #: trains whose packets were sent one by one,

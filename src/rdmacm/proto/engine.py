@@ -45,6 +45,7 @@ __all__ = [
     "QPEngine",
     "RtrAttributes",
     "RtsAttributes",
+    "SharedReceives",
 ]
 
 #: Values of :attr:`QPEngine.to_send`: nothing; one ACK, which may wait for a moment; packets that may not wait.
@@ -208,7 +209,13 @@ class QPEngine(Protocol):
         """
 
 
-#: Makes the engine of a queue pair in INIT: from its number, the memory that its peer may access, and a function that
-#: takes the next receive of its shared receive queue (None if that is empty), or None without such a queue; and the
-#: device's counters.
-EngineFactory: TypeAlias = "Callable[[int, Memory, Callable[[], RecvWork | None] | None, EngineCounters], QPEngine]"
+class SharedReceives(Protocol):
+    """A shared receive queue."""
+
+    def take(self) -> RecvWork | None:
+        """Take the next receive, for a message; None if the queue is empty."""
+
+
+#: Makes the engine of a queue pair in INIT: from its number, the memory that its peer may access, its shared receive
+#: queue, None without one, and the device's counters.
+EngineFactory: TypeAlias = "Callable[[int, Memory, SharedReceives | None, EngineCounters], QPEngine]"

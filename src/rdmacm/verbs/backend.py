@@ -176,11 +176,21 @@ class CQBackend(Protocol):
         """Drop its completions, and its reports on the channel. No queue pair reports to it any more."""
 
 
+class ReceiveTaker(Protocol):
+    """Takes receives for a shared receive queue, as :class:`WorkTaker` does for a queue pair."""
+
+    def post(self, wr: RecvWR | Iterable[RecvWR], /) -> RecvWR | Iterable[RecvWR] | None: ...
+
+
 class SRQBackend(Protocol):
     """A shared receive queue. Its receives go to its queue pairs in the order they are posted."""
 
     #: Takes its asynchronous events (SRQ_LIMIT_REACHED). The API sets it.
     async_events: AsyncEvents | None
+
+    @property
+    def core(self) -> ReceiveTaker | None:
+        """Takes the usual receives more quickly than :meth:`post_recv`. None: all are posted there."""
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         """Queue receives, of ``max_sge`` elements at the most.

@@ -117,6 +117,12 @@ class SRQ(Resource):
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
+        core = self.backend.core
+        if core is not None:
+            rest = core.post(wr)
+            if rest is None:
+                return
+            wr = rest
         if self._closed:
             error = self._closed_error("post_srq_recv")
             error.bad_wr = first(wr)

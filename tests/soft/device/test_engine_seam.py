@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from rdmacm import RdmaError
 from rdmacm.enums import AccessFlag, QPState, WCOpcode, WCStatus
-from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, EngineCounters, QPEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import (
+    NOTHING,
+    PACKETS,
+    Datagram,
+    EngineCounters,
+    QPEngine,
+    RtrAttributes,
+    RtsAttributes,
+    SharedReceives,
+)
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 from rdmacm.verbs.wr import RecvWR, SendWR
@@ -24,7 +33,7 @@ class PlainEngine(QPEngine):
         self,
         qp_num: int,
         memory: Memory,
-        take_recv: Callable[[], RecvWork | None] | None,
+        shared: SharedReceives | None,
         counters: EngineCounters,
     ) -> None:
         self.qp_num, self.dest_qp_num = qp_num, 0

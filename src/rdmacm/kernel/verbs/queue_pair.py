@@ -41,7 +41,7 @@ from rdmacm.verbs.wr import RecvWR, SendWR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdmacm.verbs.backend import AsyncEvents, WorkTaker
+    from rdmacm.verbs.backend import AsyncEvents, ReceiveTaker, WorkTaker
 
 __all__ = ["KernelQP", "KernelSRQ"]
 
@@ -401,6 +401,8 @@ class KernelQP:
 
 class KernelSRQ:
     """See :class:`rdmacm.verbs.backend.SRQBackend`, and with ``srq_num`` ``XrcSRQBackend``."""
+
+    core: ReceiveTaker | None = None
 
     def __init__(
         self, opened: OpenedDevice, address: int, attr: SrqAttr, needs: tuple[object, ...], srq_num: int = 0

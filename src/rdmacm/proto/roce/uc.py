@@ -58,7 +58,7 @@ from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
 if TYPE_CHECKING:
-    from rdmacm.proto.engine import EngineCounters
+    from rdmacm.proto.engine import EngineCounters, SharedReceives
     from rdmacm.proto.wire import Buffer
 
 __all__ = ["UcEngine"]
@@ -90,7 +90,7 @@ class UcEngine:
     __slots__ = (
         *("_access", "_counters", "_expected_psn", "_header_lengths", "_icrc_in", "_icrc_out", "_identification"),
         *("_is_paused", "_local", "_memory", "_mtu", "_offset", "_pending", "_recv", "_recv_capacity", "_remote"),
-        *("_send_bth", "_sent_packets", "_state", "_take_recv", "_write_target", "can_send"),
+        *("_send_bth", "_sent_packets", "_shared", "_state", "_write_target", "can_send"),
         *("completed", "failed", "failure", "psn", "qp_num", "recv_queue", "send_failed"),
     )
 
@@ -98,13 +98,13 @@ class UcEngine:
         self,
         qp_num: int,
         memory: Memory,
-        take_recv: Callable[[], RecvWork | None] | None,
+        shared: SharedReceives | None,
         counters: EngineCounters,
     ) -> None:
         self.qp_num = qp_num
         #: The memory that the peer may write.
         self._memory = memory
-        self._take_recv = take_recv
+        self._shared = shared
         self._counters = counters
         self.completed: list[WC] = []
         self.failed = False
@@ -406,8 +406,8 @@ class UcEngine:
     def _next_recv(self) -> RecvWork:
         """The receive for a message: that of an abandoned one, or the next."""
         if self._recv is None:
-            if self._take_recv is not None:
-                self._recv = self._take_recv()
+            if self._shared is not None:
+                self._recv = self._shared.take()
             elif self.recv_queue:
                 self._recv = self.recv_queue.popleft()
             if self._recv is None:

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from rdmacm.enums import WCStatus
 from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
-from rdmacm.proto.engine import Datagram
+from rdmacm.proto.engine import Datagram, SharedReceives
 from rdmacm.proto.roce.headers import XRCETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE, TRANSPORT_MASK, TransportService
@@ -26,7 +26,7 @@ from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.proto.work import Memory, RecvWork
+from rdmacm.proto.work import Memory
 
 __all__ = ["SharedQueue", "XrcInitiator", "XrcTarget"]
 
@@ -39,9 +39,8 @@ _REQUEST_LENGTHS = bytes(length if IS_REQUEST[o] else 0 for o, length in enumera
 _LONGEST_PACKET = LONGEST_PACKET + _XRCETH_LENGTH
 _SRQN_MASK = 0xFFFFFF
 
-#: What a target needs of a shared receive queue: the memory that requests for it may touch, and a function that takes
-#: its next receive, None if it is empty.
-SharedQueue = tuple[Memory, "Callable[[], RecvWork | None]"]
+#: What a target needs of a shared receive queue: the memory that requests for it may touch, and its receives.
+SharedQueue = tuple[Memory, SharedReceives]
 
 
 def _extended(headers: bytes, srqn: int | None) -> bytes:
@@ -140,5 +139,5 @@ class XrcTarget(RcEngine):
         if found is None or self.failed:  # the completion queue of the queue before may have overflowed just now
             return False
         self.srqn = srqn
-        self.memory, self.take_shared_receive = found
+        self.memory, self.shared = found
         return True

@@ -296,7 +296,6 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         if not has_room(work, length):
             return TOO_SHORT
         srq.take()
-        self._recvs += 1
         return work
 
     # -- the compiled core ----------------------------------------------------------------------------

@@ -18,11 +18,10 @@ from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.enums import EventType, QPState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
-    from rdmacm.proto.engine import EngineCounters, EngineFactory
-    from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
+    from rdmacm.proto.engine import EngineCounters, EngineFactory, SharedReceives
+    from rdmacm.proto.work import WC, Memory, SendWork
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
     from rdmacm.soft.device.multiplexer import QPMultiplexer
@@ -150,13 +149,9 @@ class SoftXrcRecvQP(SoftQP):
         return self._make_target
 
     def _make_target(
-        self,
-        qp_num: int,
-        memory: Memory,
-        take_recv: Callable[[], RecvWork | None] | None,
-        counters: EngineCounters,
+        self, qp_num: int, memory: Memory, shared: SharedReceives | None, counters: EngineCounters
     ) -> XrcTarget:
-        return XrcTarget(qp_num, memory, take_recv, counters, find_queue=self._find_queue)
+        return XrcTarget(qp_num, memory, shared, counters, find_queue=self._find_queue)
 
     def _find_queue(self, number: int) -> SharedQueue | None:
         queue = self._domain.find(number)
@@ -164,7 +159,7 @@ class SoftXrcRecvQP(SoftQP):
             if self._engine is not None and self._engine.completed:
                 self._complete(self._engine.completed)
             self._current = queue
-            self._shared = None if queue is None else (RemoteMemory(self._table, queue.pd), queue.take)
+            self._shared = None if queue is None else (RemoteMemory(self._table, queue.pd), queue)
         return self._shared
 
     def _complete(self, completed: list[WC]) -> None:

@@ -26,6 +26,7 @@ from rdmacm.proto.constants import (
     COUNT_NO_ROOM,
     COUNT_TRAINS_CUT,
     EVENT_FAILED,
+    EVENT_SRQ_LIMIT,
     GSI_QPN,
     MAX_SLOT,
     MOST_SENT,
@@ -452,6 +453,8 @@ class QPMultiplexer:
                 self.schedule(qp, deadline)
             if events & EVENT_FAILED:
                 qp.core_failed()
+            if events & EVENT_SRQ_LIMIT:
+                qp.core_reached_limit()
         for cq, solicited, overrun in core_wire.take_added():
             cq.added(solicited, overrun)
 

@@ -26,8 +26,7 @@ from rdmacm.proto.plainints import (
     QP_MAX_DEST_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
 )
-from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.proto.work import SendWork
 from rdmacm.provider import log
 from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
@@ -181,8 +180,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         if engine is None:
             # That of an engine that was aborted may have windows.
             memory = self._memory = self._memory or RemoteMemory(self._table, self._pd)
-            take_recv = self._take_shared_recv if self._srq is not None else None
-            engine = self._engine = self._make_engine()(self.qp_num, memory, take_recv, self._counters)
+            engine = self._engine = self._make_engine()(self.qp_num, memory, self._srq, self._counters)
             if self._route is not None:
                 self._set_engine_route(engine, self._route)
             state = self.state
@@ -198,7 +196,7 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def _make_engine(self) -> EngineFactory:
         """What makes its engine."""
-        return RcEngine if self._srq is not None else self._mux.make_engine
+        return self._mux.make_engine
 
     def _route_to(self, attr: QPAttr) -> WireRoute:
         vector = attr.ah_attr
@@ -260,13 +258,6 @@ class SoftQP(WorkQueues["QPEngine"]):
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         return send_work(wr, self._table, self._pd, self._signal_all)
 
-    def _take_shared_recv(self) -> RecvWork | None:
-        assert self._srq is not None
-        work = self._srq.take()
-        if work is not None:
-            self._recvs += 1
-        return work
-
     # -- completions ----------------------------------------------------------------------------------
 
     def _after(self, engine: QPEngine) -> None:
@@ -295,7 +286,10 @@ class SoftQP(WorkQueues["QPEngine"]):
             return
         engine = self._engine
         assert engine is not None
-        if not engine.received(data, segment, now):
+        accepted = engine.received(data, segment, now)
+        if self._srq is not None:
+            self._srq.see_limit()  # the core may have taken from it
+        if not accepted:
             self._mux.dropped["packet"] += 1
         elif not self._established:
             self.release_sends()

@@ -138,7 +138,7 @@ class WorkQueues(Generic[E]):
         #: What was set, None before.
         self._attr: QPAttr | None = None
         self._engine = None
-        #: Requests that occupy the send queue, and the receive queue.
+        #: Requests that occupy the send queue, and the receive queue, which with a shared receive queue is unused.
         self._sends = 0
         self._recvs = 0
 
@@ -426,6 +426,11 @@ class WorkQueues(Generic[E]):
     def core_failed(self) -> None:
         """The engine of the compiled core has failed by itself."""
 
+    def core_reached_limit(self) -> None:
+        """The engine of the compiled core has taken a receive that was at the limit of the shared receive queue."""
+        if self._srq is not None:
+            self._srq.see_limit()
+
     def _serve(self, core_wire: CoreWire) -> None:
         """Have the core's thread serve the peers, once a queue pair has joined."""
         if core_wire.serve():
@@ -442,6 +447,7 @@ class WorkQueues(Generic[E]):
             self._counters.add(core.take_counts())
             self.core = None
             core.detach()
+            self.core_reached_limit()
 
     def _report(self, event: EventType) -> None:
         if self.async_events is not None:

@@ -196,8 +196,8 @@ def _check_size(rc: RcState, is_start: int, is_end: int, size: int) -> None:
 
 def _next_recv(rc: RcState) -> RecvWork:
     recv = None
-    if rc.take_shared_receive is not None:
-        recv = rc.take_shared_receive()
+    if rc.shared is not None:
+        recv = rc.shared.take()
     elif rc.recv_queue:
         recv = rc.recv_queue.popleft()
     if recv is None:

@@ -2,17 +2,17 @@
 
 It has fields and no behaviour. The functions of :mod:`~rdmacm.proto.roce.rc.requester`,
 :mod:`~rdmacm.proto.roce.rc.responses` and :mod:`~rdmacm.proto.roce.rc.responder` work on it;
-:class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its entry points. PSNs and MSNs have 24 bits and wrap (:mod:`rdmacm.proto.roce.psn`).
+:class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its entry points. PSNs and MSNs have 24 bits and wrap
+(:mod:`rdmacm.proto.roce.psn`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rdmacm.proto.constants import PSN_MASK
-from rdmacm.proto.engine import EngineCounters
+from rdmacm.proto.engine import EngineCounters, SharedReceives
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
@@ -76,8 +76,8 @@ class RcState:
     qp_num: int
     #: The memory that the peer may touch.
     memory: Memory
-    #: Takes the next receive from a shared receive queue, None if that is empty. None without such a queue.
-    take_shared_receive: Callable[[], RecvWork | None] | None = None
+    #: Where receives come from; None: from ``recv_queue``.
+    shared: SharedReceives | None = None
     #: Shared by the engines of a device. ``dropped`` has the reasons ``length``, ``opcode``, ``version``, ``qpn``,
     #: ``state``, ``pkey``, ``icrc``; and of packets that pass these checks ``sequence``, ``duplicate``, ``not ready``
     #: (no receive was posted), ``refused`` and ``answer`` (to no request that is outstanding).
