@@ -79,10 +79,12 @@ static PyObject *core_set_flow(RcCore *self, PyObject *args) {
 
 static PyObject *core_set_memory(RcCore *self, PyObject *args) {
     PyObject *regions, *pd;
-    if (!PyArg_ParseTuple(args, "O!O", regions_type, &regions, &pd))
+    unsigned long long qp;
+    if (!PyArg_ParseTuple(args, "O!OK", regions_type, &regions, &pd, &qp))
         return NULL;
     self->rc.regions = &((Regions *)regions)->regions;
     self->rc.pd = (uint64_t)(uintptr_t)pd;
+    self->rc.qp = qp;
     set_object(&self->regions, regions);
     set_object(&self->pd, pd);
     Py_RETURN_NONE;
@@ -128,7 +130,7 @@ static bool read_send(PyObject *work, struct rdmacm_send *send) {
         return false;
     if (word && !read_uint32(work, word == RDMACM_IMMEDIATE ? names.imm : names.invalidate_rkey, UINT32_MAX, &send->word))
         return false;
-    if (kind == RDMACM_IS_DATA)
+    if (kind == RDMACM_IS_DATA || kind == RDMACM_IS_LOCAL)
         return true;
     return read_number(work, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
            read_uint32(work, names.rkey, UINT32_MAX, &send->rkey) &&
@@ -142,7 +144,8 @@ static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
     struct rdmacm_send send = {0};
     uint64_t opcode;
     bool is_signaled;
-    if (!self->rc.core_owns_queues || !read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode))
+    if (!self->rc.core_owns_queues || !read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode) ||
+        (rdmacm_request_types[opcode].flags & RDMACM_IS_LOCAL && !self->rc.regions))
         return false;
     send.opcode = (uint8_t)opcode;
     if (!read_send(work, &send) || !read_signaled(work, &is_signaled, &send.unsignaled) ||
@@ -152,6 +155,8 @@ static bool post_send(RcCore *self, PyObject *work, bool has_begun) {
     struct pin *pin = pin_segments(work, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC) ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin)
         return false;
+    if (!pin_bind(pin, work, &send))
+        return keep_pin(pin, false);
     pin->unsignaled = !is_signaled;
     send.pin = pin;
     send.memory = pin->memory;
@@ -231,13 +236,13 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
         return NULL;
     size_t accepted, size = (size_t)data.len;
     int32_t first;
-    bool is_entered = enter_shared(&self->is_shared);
+    enter_core(); /* also where no wire uses it: memory windows may be used, bound or invalidated */
     size_t taken = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, size, segment > 0 ? (size_t)segment : 0, now,
                                   &accepted, &first);
     self->rc.counts.has_any |= self->rc.has_refused;
     size_t count;
     struct rdmacm_completion *completions = move_completions(&self->rc.completions, &count);
-    leave_shared(is_entered);
+    rdmacm_leave();
     PyBuffer_Release(&data);
     if (!append_wcs(completed, completions, count, self->rc.qp_num))
         return NULL;
@@ -249,15 +254,21 @@ static PyObject *core_take(RcCore *self, PyObject *args) {
 static PyObject *core_build(RcCore *self, PyObject *args) {
     double now;
     Py_ssize_t limit, train;
-    if (!PyArg_ParseTuple(args, "dnn", &now, &limit, &train))
+    PyObject *completed;
+    if (!PyArg_ParseTuple(args, "dnnO!", &now, &limit, &train, &PyList_Type, &completed))
         return NULL;
     struct made made[RDMACM_BUILD_LIMIT];
-    bool is_entered = enter_shared(&self->is_shared);
+    enter_core(); /* as in core_take() */
     rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
     size_t count = copy_datagrams(NULL, made);
     bool is_complete = count == built.datagrams_count;
-    leave_shared(is_entered);
-    return list_datagrams(made, count, is_complete);
+    size_t completions_count;
+    struct rdmacm_completion *completions = move_completions(&self->rc.completions, &completions_count);
+    rdmacm_leave();
+    PyObject *list = list_datagrams(made, count, is_complete);
+    if (!append_wcs(completed, completions, completions_count, self->rc.qp_num))
+        Py_CLEAR(list);
+    return list;
 }
 
 static PyObject *core_take_completed(RcCore *self, PyObject *completed) {
@@ -559,7 +570,8 @@ static PyGetSetDef core_getset[] = {
 
 static PyMethodDef core_methods[] = {
     {"core_set_flow", (PyCFunction)core_set_flow, METH_VARARGS, "core_set_flow(incoming, base, is_ipv6)"},
-    {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS, "core_set_memory(regions, pd)"},
+    {"core_set_memory", (PyCFunction)core_set_memory, METH_VARARGS,
+     "core_set_memory(regions, pd, qp): `qp` is the number that stands for the queue pair."},
     {"core_begin", (PyCFunction)core_begin, METH_O,
      "core_begin(send_index): have the queues here, if that is possible, to be filled until core_filled()."},
     {"core_filled", (PyCFunction)core_filled, METH_NOARGS, "The queues have all that was posted."},
@@ -570,7 +582,7 @@ static PyMethodDef core_methods[] = {
     {"core_take", (PyCFunction)core_take, METH_VARARGS,
      "core_take(data, segment, now, completed): the packets accepted, if all were processed;\n"
      "else the bytes processed, the packets accepted, and the first identification (-1: none)."},
-    {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train): datagrams."},
+    {"core_build", (PyCFunction)core_build, METH_VARARGS, "core_build(now, limit, train, completed): datagrams."},
     {"core_take_completed", (PyCFunction)core_take_completed, METH_O,
      "core_take_completed(completed): append the completions that no core_take() has."},
     {"core_timer", (PyCFunction)core_timer, METH_O, "core_timer(now): do what is due."},

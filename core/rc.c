@@ -27,6 +27,8 @@ const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
     [RDMACM_WR_READ] = {RDMACM_IS_READ, 0, 0, 0, 0, RDMACM_READ_REQUEST},
     [RDMACM_WR_ATOMIC_CMP_AND_SWP] = {RDMACM_IS_ATOMIC, 0, 0, 0, 0, RDMACM_COMPARE_SWAP},
     [RDMACM_WR_ATOMIC_FETCH_AND_ADD] = {RDMACM_IS_ATOMIC, 0, 0, 0, 0, RDMACM_FETCH_ADD},
+    [RDMACM_WR_BIND_MW] = {RDMACM_IS_LOCAL, RDMACM_NO_WORD, 0, 0, 0, 0},
+    [RDMACM_WR_LOCAL_INV] = {RDMACM_IS_LOCAL, RDMACM_INVALIDATED, 0, 0, 0, 0},
     [RDMACM_WR_FLUSH] = {RDMACM_IS_FLUSH, 0, 0, 0, 0, RDMACM_FLUSH},
     [RDMACM_WR_ATOMIC_WRITE] = {RDMACM_IS_ATOMIC_WRITE, 0, 0, 0, 0, RDMACM_ATOMIC_WRITE},
 };
@@ -126,7 +128,8 @@ bool rdmacm_rc_begin(struct rdmacm_rc *rc) {
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
     if (!rc->core_owns_queues || rc->failed || send->memory.length > RDMACM_LONGEST_MESSAGE ||
-        !rdmacm_rc_has(send->opcode) || !RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))
+        !rdmacm_rc_has(send->opcode) ||
+        (rdmacm_request_types[send->opcode].flags & RDMACM_IS_LOCAL && !rc->regions) || !RDMACM_RING_RESERVE(rc, sends) || !reserve_completion(rc))
         return false;
     *RDMACM_RING_AT(rc, sends, rc->sends_count++) = *send;
     return true;

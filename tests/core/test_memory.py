@@ -25,7 +25,7 @@ class CoreRegion(Region):
     def __init__(self) -> None:
         super().__init__()
         assert compiled is not None
-        self.pd = object()
+        self.pd, self.number = object(), 1
         self.regions = compiled.Regions()
         self.regions.add(RKEY, BASE, memoryview(self.bytes), int(self.access), self.pd)
 
@@ -177,7 +177,7 @@ def test_wrong_types_are_refused() -> None:
     end = engines()[0]
     for call in (
         lambda: end.core_take(b"", 0, 0.0, None),  # type: ignore[arg-type]
-        lambda: end.core_set_memory(object(), None),  # type: ignore[arg-type]
+        lambda: end.core_set_memory(object(), None, 1),  # type: ignore[arg-type]
         lambda: end.core_post_send(object()),  # type: ignore[arg-type]
         lambda: end.core_post_recv(object()),  # type: ignore[arg-type]
         lambda: end.core_begin("x"),  # type: ignore[arg-type]

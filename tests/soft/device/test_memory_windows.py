@@ -42,7 +42,7 @@ class Rig:
         """Bind to the region, with its next key; ``more`` replaces fields of the bind."""
         addr = self.region.addr + offset
         bind = Bind(window, inc_rkey(window.rkey), self.region, None, addr, length, int(access))
-        bind = bind._replace(**more)  # type: ignore[arg-type]
+        bind = dataclasses.replace(bind, **more)  # type: ignore[arg-type]
         done = self.qp.bind(bind)
         if done and bind.window is window:
             window.rkey = bind.rkey

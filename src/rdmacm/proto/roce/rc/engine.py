@@ -228,7 +228,7 @@ class RcEngine(RcState):
     def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
         """See :meth:`QPEngine.datagrams`. Responses go first, but an ACK without others before it goes last."""
         if self.core_owns_queues:
-            built = self.core_build(now, limit, train)
+            built = self.core_build(now, limit, train, self.completed)
             handover.see(self)
             return built
         if limit <= 0:

@@ -38,7 +38,7 @@ def begin(rc: RcState) -> None:
         return
     regions = getattr(rc.memory, "regions", None)
     if regions is not None:
-        rc.core_set_memory(regions, rc.memory.pd)  # type: ignore[attr-defined]
+        rc.core_set_memory(regions, rc.memory.pd, rc.memory.number)  # type: ignore[attr-defined]
     if not rc.core_begin(rc.send_index):
         return
     is_known = all(map(rc.core_adopt_send, rc.outstanding)) and all(map(rc.core_post_send, rc.pending_sends))
