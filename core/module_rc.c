@@ -262,13 +262,11 @@ static PyObject *core_build(RcCore *self, PyObject *args) {
     rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
     size_t count = copy_datagrams(NULL, made);
     bool is_complete = count == built.datagrams_count;
-    size_t completions_count;
-    struct rdmacm_completion *completions = move_completions(&self->rc.completions, &completions_count);
+    size_t wcs = 0;
+    struct rdmacm_completion *completions = is_complete ? move_completions(&self->rc.completions, &wcs) : NULL;
     rdmacm_leave();
-    PyObject *list = list_datagrams(made, count, is_complete);
-    if (!append_wcs(completed, completions, completions_count, self->rc.qp_num))
-        Py_CLEAR(list);
-    return list;
+    bool is_right = append_wcs(completed, completions, wcs, self->rc.qp_num);
+    return list_datagrams(made, count, is_complete && is_right);
 }
 
 static PyObject *core_take_completed(RcCore *self, PyObject *completed) {

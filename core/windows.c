@@ -58,7 +58,7 @@ bool rdmacm_window_bind(struct rdmacm_regions *regions, uint64_t pd, uint64_t qp
         return false;
     unbind(window);
     window->key = bind->key;
-    if (!bind->length)
+    if (!region || !bind->length) /* the bind takes its region away */
         return true;
     region->windows++;
     window->region = region;
