@@ -23,6 +23,7 @@ struct pin {
     PyObject *owner; /* the SendWork or RecvWork of a request, the protection domain of a region; NULL: see wr_id */
     PyObject *wr_id; /* of a request that was made of the user's directly, without such an object */
     PyObject *route; /* of a datagram that was posted so: its Route; else NULL */
+    struct rdmacm_bind *bind; /* of a BIND_MW; else NULL */
     size_t uses;     /* of a region: itself, and the requests that use it */
     bool unsignaled; /* whether its success makes no completion, as its maker has asked */
     struct rdmacm_memory memory;
@@ -34,6 +35,14 @@ typedef struct {
     PyObject_HEAD
     struct rdmacm_regions regions;
 } Regions;
+
+/* What a memory window is bound to. */
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_window window;
+    PyObject *owner; /* the Regions */
+    PyObject *pd;
+} Window;
 
 typedef struct {
     PyObject_HEAD
@@ -150,10 +159,33 @@ bool keep_pin(struct pin *pin, bool is_kept);
 /* What the collector visits. Not the buffer: it would clear a memoryview that is in use, which CPython does not
  * survive. A buffer that is in use is kept instead, and so is what it refers to. */
 static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)pin)->owner; }
+/* Read what only a request on a memory window has; its pin keeps it. False, perhaps with an exception, if it is wrong. */
+bool pin_bind(struct pin *pin, PyObject *work, struct rdmacm_send *send);
+/* A view of part of a region's memory. */
+PyObject *view_of_region(const struct pin *region, const uint8_t *data, uint64_t length);
 /* Its memory as the engine in Python has it: a tuple of views. */
 PyObject *segments_of(const struct pin *pin);
 /* The RecvWork of a receive: a new reference. */
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
+
+/* The methods of Regions for memory windows. `qp` stands for a queue pair. */
+#define WINDOW_METHODS                                                                                                 \
+    {"allocate_window", (PyCFunction)regions_allocate_window, METH_VARARGS,                                            \
+     "allocate_window(pd, is_type_2, key): a Window that is not bound."},                                              \
+    {"bind", (PyCFunction)regions_bind, METH_VARARGS, "bind(pd, qp, bind): whether a Bind is allowed, and was done."}, \
+    {"invalidate", (PyCFunction)regions_invalidate, METH_VARARGS,                                                      \
+     "invalidate(pd, qp, rkey): whether a window of type 2 was unbound."},                                             \
+    {"free_windows", (PyCFunction)regions_free_windows, METH_VARARGS,                                                  \
+     "free_windows(qp): unbind those of type 2 that it has bound."},                                                   \
+    {"find_window", (PyCFunction)regions_find_window, METH_VARARGS,                                                    \
+     "find_window(pd, qp, rkey, address, length, access): the bytes that a peer names, or None."},                     \
+    {"bound", (PyCFunction)regions_bound, METH_VARARGS, "bound(key): how many windows are bound to a region."}
+PyObject *regions_allocate_window(Regions *self, PyObject *args);
+PyObject *regions_bind(Regions *self, PyObject *args);
+PyObject *regions_invalidate(Regions *self, PyObject *args);
+PyObject *regions_free_windows(Regions *self, PyObject *args);
+PyObject *regions_find_window(Regions *self, PyObject *args);
+PyObject *regions_bound(Regions *self, PyObject *args);
 
 /* What an engine has built last. Too large for a stack. One call at a time uses it, because it keeps the interpreter's
  * lock. */
@@ -307,10 +339,11 @@ void queue_pair_dealloc(QueuePair *self);
 
 /* The names of attributes: `names.addr` is a string, and so on. */
 #define FOR_NAMES(DO)                                                                                                  \
-    DO(_closed) DO(addr) DO(ah) DO(base) DO(compare_add) DO(core_route) DO(dest_qpn) DO(fence) DO(flush) DO(icrc)      \
-    DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length) DO(lkey) DO(lkeys) DO(opcode) DO(pd) DO(qkey)      \
-    DO(qp_num) DO(remote_addr) DO(remote_qkey) DO(remote_qpn) DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg)    \
-    DO(signaled) DO(solicited) DO(swap) DO(work) DO(wr_id)
+    DO(_closed) DO(access) DO(addr) DO(ah) DO(base) DO(bind) DO(binding) DO(compare_add) DO(core_route) DO(dest_qpn)   \
+    DO(fence) DO(flush) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length) DO(lkey) DO(lkeys)    \
+    DO(number) DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(region) DO(remote_addr) DO(remote_qkey) DO(remote_qpn)         \
+    DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(swap) DO(window) DO(work)      \
+    DO(wr_id)
 #define DECLARE_NAME(name) PyObject *name;
 extern struct names {
     FOR_NAMES(DECLARE_NAME)
@@ -336,6 +369,7 @@ PyObject *answer(bool is_done);
  * for them. False with an exception. */
 bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets);
 bool memory_init(PyObject *module);
+bool windows_init(PyObject *module);
 bool rc_init(PyObject *module);
 bool srq_init(PyObject *module);
 bool wc_init(PyObject *module);

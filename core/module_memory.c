@@ -67,6 +67,7 @@ void drop_pin(void *pointer) {
     Py_XDECREF(pin->owner);
     Py_XDECREF(pin->wr_id);
     Py_XDECREF(pin->route);
+    PyMem_Free(pin->bind);
     PyMem_Free(pin);
 }
 
@@ -128,18 +129,26 @@ PyObject *wr_id_of(const struct pin *pin) {
     return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
 
-/* The view of an element. */
-static PyObject *segment_of(const struct pin *pin, size_t index) {
-    const struct rdmacm_element *element = &pin->elements[index];
-    const struct pin *region = pin->holds[index].region;
-    const Py_buffer *view = region ? &region->holds[0].view : &pin->holds[index].view;
+/* A view of part of a buffer. */
+static PyObject *part_of(const Py_buffer *view, const uint8_t *data, uint64_t length) {
     PyObject *whole = PyMemoryView_FromObject(view->obj);
     if (!whole)
         return NULL;
-    Py_ssize_t at = (Py_ssize_t)(element->data - (const uint8_t *)view->buf);
-    PyObject *part = PySequence_GetSlice(whole, at, at + (Py_ssize_t)element->length);
+    Py_ssize_t at = (Py_ssize_t)(data - (const uint8_t *)view->buf);
+    PyObject *part = PySequence_GetSlice(whole, at, at + (Py_ssize_t)length);
     Py_DECREF(whole);
     return part;
+}
+
+PyObject *view_of_region(const struct pin *region, const uint8_t *data, uint64_t length) {
+    return part_of(&region->holds[0].view, data, length);
+}
+
+/* The view of an element. */
+static PyObject *segment_of(const struct pin *pin, size_t index) {
+    const struct rdmacm_element *element = &pin->elements[index];
+    const struct hold *hold = &pin->holds[index];
+    return part_of(hold->region ? &hold->region->holds[0].view : &hold->view, element->data, element->length);
 }
 
 PyObject *segments_of(const struct pin *pin) {
@@ -191,8 +200,11 @@ static int regions_traverse(Regions *self, visitproc visit, void *arg) {
 }
 
 static int regions_clear(Regions *self) {
+    enter_core(); /* windows of it, and requests to bind them, may be there longer */
+    rdmacm_windows_forget(&self->regions);
     struct rdmacm_regions regions = self->regions;
     self->regions = (struct rdmacm_regions){0};
+    rdmacm_leave();
     for (size_t i = 0; i < regions.table.capacity;) {
         void *pin = regions.table.slots[i].item ? rdmacm_regions_remove(&regions, regions.table.slots[i].key) : NULL;
         if (pin)
@@ -220,13 +232,19 @@ static struct pin *pin_view(PyObject *pd, PyObject *view, int flags) {
     return pin;
 }
 
+/* Where a region of no bytes is. */
+static uint8_t no_byte;
+
 static PyObject *regions_add(Regions *self, PyObject *args) {
     unsigned int key, access;
     unsigned long long address;
-    PyObject *view, *pd;
-    if (!PyArg_ParseTuple(args, "IKOIO", &key, &address, &view, &access, &pd))
+    PyObject *view, *pd, *owner = Py_None;
+    if (!PyArg_ParseTuple(args, "IKOIO|O", &key, &address, &view, &access, &pd, &owner))
         return NULL;
-    bool is_written = access & (RDMACM_ACCESS_REMOTE_WRITE | RDMACM_ACCESS_LOCAL_WRITE);
+    Py_ssize_t size = PyObject_Size(view);
+    if (size < 0)
+        return NULL;
+    bool is_written = size && access & (RDMACM_ACCESS_REMOTE_WRITE | RDMACM_ACCESS_LOCAL_WRITE);
     struct pin *pin = pin_view(pd, view, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (!pin && !(access & RDMACM_ACCESS_REMOTE_WRITE)) { /* read-only: the engine reports who writes there */
         PyErr_Clear();
@@ -239,8 +257,9 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
         .address = address,
         .length = pin->memory.count ? (uint64_t)pin->holds[0].view.len : 0,
         .pd = (uint64_t)(uintptr_t)pd,
-        .memory = pin->memory.count ? pin->elements[0].data : NULL,
+        .memory = pin->memory.count ? pin->elements[0].data : &no_byte,
         .pin = pin,
+        .owner = (uint64_t)(uintptr_t)owner,
         .access = access,
     };
     enter_core();
@@ -259,24 +278,23 @@ static PyObject *regions_remove(Regions *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "I", &key))
         return NULL;
     enter_core();
+    size_t bound = rdmacm_regions_bound(&self->regions, key);
     void *pin = rdmacm_regions_remove(&self->regions, key);
     rdmacm_leave();
     if (pin)
         drop_pin(pin);
-    Py_RETURN_NONE;
+    return PyLong_FromSize_t(bound);
 }
 
 static Py_ssize_t regions_length(Regions *self) { return (Py_ssize_t)self->regions.table.count; }
 
 static PyMethodDef regions_methods[] = {
-    {"add", (PyCFunction)regions_add, METH_VARARGS, "add(key, address, view, access, pd): register memory."},
-    {"remove", (PyCFunction)regions_remove, METH_VARARGS, "remove(key): forget the memory of a key, if there is any."},
+    {"add", (PyCFunction)regions_add, METH_VARARGS,
+     "add(key, address, view, access, pd, owner=None): register memory; binds of windows name its owner."},
+    {"remove", (PyCFunction)regions_remove, METH_VARARGS,
+     "remove(key): forget the memory of a key, if there is any and no window is bound to it; how many are."},
+    WINDOW_METHODS,
     {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef regions_members[] = {
-    {"windows", T_PYSSIZET, offsetof(Regions, regions.windows), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot regions_slots[] = {
@@ -284,7 +302,6 @@ static PyType_Slot regions_slots[] = {
     SLOT(tp_traverse, regions_traverse),
     SLOT(tp_clear, regions_clear),
     SLOT(tp_dealloc, regions_dealloc),
-    SLOT(tp_members, regions_members),
     SLOT(tp_methods, regions_methods),
     SLOT(sq_length, regions_length),
     {0, NULL},

@@ -20,7 +20,7 @@ static bool set_memory(RcEngine *self, PyObject *memory) {
     }
     self->rc.regions = &((Regions *)self->regions)->regions;
     self->rc.pd = (uint64_t)(uintptr_t)self->pd;
-    return true;
+    return read_number(memory, names.number, UINT64_MAX, &self->rc.qp);
 }
 
 /* Take receives from a shared receive queue, or from its SharedReceives; with None from a queue of its own. */
@@ -374,7 +374,7 @@ static bool read_send(PyObject *work, struct rdmacm_send *send) {
         return false;
     if (word && !read_uint32(work, word == RDMACM_IMMEDIATE ? names.imm : names.invalidate_rkey, UINT32_MAX, &send->word))
         return false;
-    if (kind == RDMACM_IS_DATA)
+    if (kind == RDMACM_IS_DATA || kind == RDMACM_IS_LOCAL)
         return true;
     return read_number(work, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
            read_uint32(work, names.rkey, UINT32_MAX, &send->rkey) &&
@@ -397,6 +397,8 @@ static PyObject *engine_post_send(RcEngine *self, PyObject *work) {
     struct pin *pin = NULL;
     if (read_send(work, &send) && read_signaled(work, &is_signaled, &send.unsignaled))
         pin = pin_segments(work, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC) ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    if (pin && !keep_pin(pin, pin_bind(pin, work, &send)))
+        pin = NULL;
     if (!pin)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a field of it is too large: %R", work);
     pin->unsignaled = !is_signaled;
@@ -488,12 +490,11 @@ static PyObject *engine_received(RcEngine *self, PyObject *args) {
     struct results results;
     if (!PyArg_ParseTuple(args, "y*nd", &data, &segment, &now))
         return NULL;
-    bool takes_shared = self->is_shared || self->rc.srq; /* a connection of a wire may use the queue */
-    bool is_entered = enter_shared(&takes_shared);
+    enter_core(); /* also where no wire uses it: others use memory windows and shared receive queues */
     size_t accepted = rdmacm_rc_take(&self->rc, &self->rc.flow_in, data.buf, (size_t)data.len,
                                      segment > 0 ? (size_t)segment : 0, now);
     collect(self, &results);
-    leave_shared(is_entered);
+    rdmacm_leave();
     PyBuffer_Release(&data);
     return pass_on(self, &results) ? PyLong_FromSize_t(accepted) : NULL;
 }
@@ -505,12 +506,12 @@ static PyObject *engine_datagrams(RcEngine *self, PyObject *args) {
     struct results results;
     if (!PyArg_ParseTuple(args, "dnn", &now, &limit, &train))
         return NULL;
-    bool is_entered = enter_shared(&self->is_shared);
+    enter_core(); /* as in engine_received() */
     rdmacm_rc_build(&self->rc, &built, limit > 0 ? (size_t)limit : 0, train > 0 ? (size_t)train : 0, now);
     size_t count = copy_datagrams(NULL, made);
     bool is_complete = count == built.datagrams_count;
     collect(self, &results);
-    leave_shared(is_entered);
+    rdmacm_leave();
     PyObject *list = list_datagrams(made, count, is_complete);
     if (!pass_on(self, &results))
         Py_CLEAR(list);

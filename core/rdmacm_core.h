@@ -89,27 +89,72 @@ struct rdmacm_region {
     uint64_t pd;      /* stands for the protection domain */
     uint8_t *memory;
     void *pin;      /* the owner's; keeps the memory alive */
+    uint64_t owner;  /* stands for the owner's object: a region that has the same key later has another one */
     uint32_t access; /* bits of enum ibv_access_flags */
+    size_t windows;  /* that are bound to it */
 };
 
-/* The regions of a device. */
+/* The regions of a device, and its windows. */
 struct rdmacm_regions {
-    struct rdmacm_table table; /* of copies of struct rdmacm_region */
-    size_t windows;            /* the owner has so many, which have other keys */
+    struct rdmacm_table table;   /* of copies of struct rdmacm_region, by key */
+    struct rdmacm_table windows; /* of struct rdmacm_window, by the upper 24 bits of their keys, which no region has */
 };
 
 /* False without memory, and for a key that is there or is 0. */
 bool rdmacm_regions_add(struct rdmacm_regions *regions, uint32_t key, const struct rdmacm_region *region);
-/* The pin of the region that was removed; NULL for an unknown key. */
+/* The pin of the region that was removed; NULL for an unknown key, and while windows are bound to the region. */
 void *rdmacm_regions_remove(struct rdmacm_regions *regions, uint32_t key);
-/* The `length` bytes at `address` for a peer; NULL if key, protection domain, permission or range is wrong. `pin`, which
+/* How many windows are bound to the region of a key. */
+size_t rdmacm_regions_bound(const struct rdmacm_regions *regions, uint32_t key);
+/* The `length` bytes at `address` of a region; NULL if key, protection domain, permission or range is wrong. `pin`, which
  * may be NULL, becomes the region's. */
 uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
                              uint64_t length, uint32_t access, void **pin);
 /* Whether a peer may access the whole region of a key so. */
 bool rdmacm_regions_permit(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint32_t access);
-/* Whether a key that is not there may be that of a window of the owner's. */
-bool rdmacm_may_be_window(const struct rdmacm_regions *regions);
+
+/* -- memory windows -------------------------------------------------------------------------------------------------- */
+
+/* A window. Its owner has the structure. The protection domain and the type are set when it is allocated. */
+struct rdmacm_window {
+    struct rdmacm_regions *regions; /* NULL: it is not allocated */
+    uint64_t pd;
+    bool is_type_2;
+    uint32_t key; /* of the last bind, or the first one */
+    struct rdmacm_region *region; /* NULL: it is not bound */
+    /* While it is bound: */
+    uint64_t address, length; /* its range, in addresses of the region */
+    uint64_t qp;              /* stands for the queue pair that has bound it; only its peer may use one of type 2 */
+    uint64_t number;          /* that of the bind; 0: it is not bound */
+    uint32_t access;          /* bits of enum ibv_access_flags */
+};
+
+/* What a BIND_MW binds to what. */
+struct rdmacm_bind {
+    struct rdmacm_window *window; /* NULL: it cannot be bound here */
+    uint32_t key;                 /* its key once it is bound */
+    uint32_t region_key;          /* the region */
+    uint64_t owner;               /* its `owner`; 0: there is no region */
+    uint64_t address, length;     /* the range in it; 0 bytes take its region away from a window of type 1 */
+    uint64_t number;              /* not 0 */
+    uint32_t access;
+};
+
+/* False without memory, and where a window has the upper 24 bits of the key. */
+bool rdmacm_window_allocate(struct rdmacm_regions *regions, struct rdmacm_window *window, uint32_t key);
+/* Unbind it too. */
+void rdmacm_window_deallocate(struct rdmacm_window *window);
+/* Bind a window for a queue pair; false, with nothing done, where the rules do not allow it. */
+bool rdmacm_window_bind(struct rdmacm_regions *regions, uint64_t pd, uint64_t qp, const struct rdmacm_bind *bind);
+/* Unbind a window of type 2; false if the key is not that of one that the queue pair has bound. */
+bool rdmacm_window_invalidate(struct rdmacm_regions *regions, uint64_t pd, uint64_t qp, uint32_t key);
+/* Unbind the windows of type 2 that a queue pair has bound. */
+void rdmacm_windows_free(struct rdmacm_regions *regions, uint64_t qp);
+/* Deallocate all windows. */
+void rdmacm_windows_forget(struct rdmacm_regions *regions);
+/* As rdmacm_regions_find(), by the key of a window, for the peer of a queue pair. */
+uint8_t *rdmacm_window_find(const struct rdmacm_regions *regions, uint64_t pd, uint64_t qp, uint32_t key,
+                            uint64_t address, uint64_t length, uint32_t access, void **pin);
 
 /* -- work requests and completions ----------------------------------------------------------------------------------- */
 
@@ -136,7 +181,8 @@ struct rdmacm_send {
     uint32_t rkey;
     uint64_t remote_addr;
     uint64_t compare_add, swap; /* the operands of an atomic */
-    uint32_t word;              /* immediate data, or the key that the peer invalidates */
+    uint32_t word;              /* immediate data, or the key that is invalidated */
+    const struct rdmacm_bind *bind; /* BIND_MW; lives as long as the pin */
     uint8_t opcode;             /* enum ibv_wr_opcode */
     uint8_t placement, level;   /* of a FLUSH: enum ibv_placement_type, enum ibv_selectivity_level */
     bool solicited;
@@ -164,6 +210,7 @@ enum {
     RDMACM_IS_ATOMIC = 8,
     RDMACM_IS_FLUSH = 16,
     RDMACM_IS_ATOMIC_WRITE = 32,
+    RDMACM_IS_LOCAL = 64, /* sends nothing: it is complete once this side has executed it */
     /* Its response is a READ response of no bytes (InfiniBand Architecture, annex A19). */
     RDMACM_HAS_EMPTY_RESPONSE = RDMACM_IS_FLUSH | RDMACM_IS_ATOMIC_WRITE,
     /* An ACK of it or of a later one completes it. The others need their own response, for the data in it. */
@@ -310,8 +357,9 @@ struct rdmacm_rc {
     bool has_deadline;
 
     /* responder */
-    const struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
+    struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
     uint64_t pd;
+    uint64_t qp; /* stands for the queue pair, for windows */
     uint32_t access;
     uint32_t expected_psn, executed_psn, msn;
     uint32_t max_dest_rd_atomic;
@@ -478,7 +526,9 @@ void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const u
 /* The memory of a peer's request; NULL if it may not have it. */
 static inline uint8_t *rdmacm_rc_memory(const struct rdmacm_rc *rc, uint32_t rkey, uint64_t address, uint32_t length,
                                         uint32_t access) {
-    return rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, access, NULL);
+    uint8_t *found = rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, access, NULL);
+    return found ? found
+                 : rdmacm_window_find(rc->regions, rc->pd, rc->qp, rkey, address, length, access, NULL);
 }
 
 /* Have room for the completions of all that is `posted`, and of one more. */

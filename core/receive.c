@@ -51,6 +51,8 @@ static enum outcome refuse_invalid(struct rdmacm_rc *rc, const struct packet *pa
 }
 
 static enum outcome refuse_access(struct rdmacm_rc *rc, const struct packet *packet) {
+    if (!rc->regions)
+        return LEFT;
     return refuse(rc, packet, RDMACM_NAK_REMOTE_ACCESS_ERROR, RDMACM_WC_REM_ACCESS_ERR);
 }
 
@@ -99,7 +101,8 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet)
     }
     if (!has_right_size(rc, packet, size))
         return refuse_invalid(rc, packet);
-    if (packet->type.word == RDMACM_INVALIDATED)
+    bool invalidates = packet->type.word == RDMACM_INVALIDATED;
+    if (invalidates && !rc->regions)
         return LEFT;
     if (packet->type.parts & RDMACM_STARTS) {
         if (!rdmacm_take_recv(rc, &rc->current_recv))
@@ -114,6 +117,8 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet)
     rc->message_offset = end;
     if (end > recv->memory.length || end > RDMACM_LONGEST_MESSAGE)
         return refuse(rc, packet, RDMACM_NAK_INVALID_REQUEST, RDMACM_WC_LOC_LEN_ERR);
+    if (invalidates && !rdmacm_window_invalidate(rc->regions, rc->pd, rc->qp, word))
+        return refuse(rc, packet, RDMACM_NAK_REMOTE_ACCESS_ERROR, RDMACM_WC_REM_INV_REQ_ERR);
     rdmacm_scatter(&recv->memory, offset, data, size);
     if (packet->type.parts & RDMACM_ENDS) {
         complete_recv(rc, packet, recv->pin, end, RDMACM_WR_SEND, word);
@@ -146,7 +151,7 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
     if (length) { /* the memory may have been deregistered since the last packet */
         target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
         if (!target)
-            return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+            return refuse_access(rc, packet);
     }
     uint64_t end = offset + size;
     if (packet->type.parts & RDMACM_ENDS ? end != length : end >= length)
@@ -204,7 +209,7 @@ static enum outcome take_read(struct rdmacm_rc *rc, const struct packet *packet)
     if (!(rc->access & RDMACM_ACCESS_REMOTE_READ) || length > RDMACM_LONGEST_MESSAGE || has_most_unanswered(rc))
         return refuse_invalid(rc, packet);
     if (length && !rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_READ))
-        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+        return refuse_access(rc, packet);
     return answer(rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey, .length = length},
                   rdmacm_packets(rc, length));
 }
@@ -231,7 +236,7 @@ static enum outcome take_atomic(struct rdmacm_rc *rc, const struct packet *packe
         return refuse_invalid(rc, packet);
     uint8_t *target = rdmacm_rc_memory(rc, rkey, address, 8, RDMACM_ACCESS_REMOTE_ATOMIC);
     if (!target)
-        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+        return refuse_access(rc, packet);
     uint64_t original = load_native(target);
     enum outcome outcome = answer(
         rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey, .length = 8, .original = original}, 1);
@@ -254,7 +259,7 @@ static enum outcome take_atomic_write(struct rdmacm_rc *rc, const struct packet 
         return refuse_invalid(rc, packet);
     uint8_t *target = rdmacm_rc_memory(rc, rkey, address, length, RDMACM_ACCESS_REMOTE_WRITE);
     if (!target)
-        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+        return refuse_access(rc, packet);
     if (length != 8 || size != 8 || address % 8)
         return refuse_invalid(rc, packet);
     enum outcome outcome = answer(rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey}, 1);
@@ -282,7 +287,7 @@ static enum outcome take_flush(struct rdmacm_rc *rc, const struct packet *packet
                    ? rdmacm_regions_permit(rc->regions, rc->pd, rkey, access)
                    : rdmacm_rc_memory(rc, rkey, address, length, access) != NULL;
     if (!may)
-        return rdmacm_may_be_window(rc->regions) ? LEFT : refuse_access(rc, packet);
+        return refuse_access(rc, packet);
     return answer(rc, packet, (struct rdmacm_resource){.address = address, .rkey = rkey}, 1);
 }
 

@@ -14,10 +14,18 @@ bool rdmacm_regions_add(struct rdmacm_regions *regions, uint32_t key, const stru
 }
 
 void *rdmacm_regions_remove(struct rdmacm_regions *regions, uint32_t key) {
-    struct rdmacm_region *region = rdmacm_table_remove(&regions->table, key);
-    void *pin = region ? region->pin : NULL;
+    struct rdmacm_region *region = rdmacm_table_find(&regions->table, key);
+    if (!region || region->windows)
+        return NULL;
+    void *pin = region->pin;
+    rdmacm_table_remove(&regions->table, key);
     free(region);
     return pin;
+}
+
+size_t rdmacm_regions_bound(const struct rdmacm_regions *regions, uint32_t key) {
+    const struct rdmacm_region *region = rdmacm_table_find(&regions->table, key);
+    return region ? region->windows : 0;
 }
 
 uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
@@ -37,5 +45,3 @@ bool rdmacm_regions_permit(const struct rdmacm_regions *regions, uint64_t pd, ui
     const struct rdmacm_region *region = regions ? rdmacm_table_find(&regions->table, key) : NULL;
     return region && region->pd == pd && !(access & ~region->access);
 }
-
-bool rdmacm_may_be_window(const struct rdmacm_regions *regions) { return !regions || regions->windows; }

@@ -224,9 +224,35 @@ static void fail_inaccessible(struct rdmacm_rc *rc) {
         rdmacm_rc_fail(rc, RDMACM_WC_LOC_PROT_ERR);
 }
 
+static bool is_local(const struct rdmacm_send *send) {
+    return rdmacm_request_types[send->opcode].flags & RDMACM_IS_LOCAL;
+}
+
+/* Execute the oldest request, a BIND_MW or LOCAL_INV. False if it is not allowed, which ends the connection. */
+static bool execute_locally(struct rdmacm_rc *rc) {
+    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
+    bool is_bind = send->opcode == RDMACM_WR_BIND_MW;
+    bool done = is_bind ? rdmacm_window_bind(rc->regions, rc->pd, rc->qp, send->bind)
+                        : rdmacm_window_invalidate(rc->regions, rc->pd, rc->qp, send->word);
+    if (!done) {
+        rdmacm_rc_fail(rc, is_bind ? RDMACM_WC_MW_BIND_ERR : RDMACM_WC_LOC_QP_OP_ERR);
+        return false;
+    }
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, 0);
+    completion->opcode = send->opcode;
+    completion->unsignaled = send->unsignaled;
+    RDMACM_RING_DROP(rc, sends);
+    return true;
+}
+
 /* Give the next posted request, if it need not wait, its PSNs. */
 static bool begin_request(struct rdmacm_rc *rc) {
     struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, rc->outstanding_count);
+    while (is_local(send)) {
+        if (rc->outstanding_count || !execute_locally(rc) || !rc->sends_count)
+            return false;
+        send = RDMACM_RING_AT(rc, sends, 0);
+    }
     for (size_t i = 0; send->fence && i < rc->outstanding_count; i++)
         if (!(rdmacm_request_types[RDMACM_RING_AT(rc, sends, i)->opcode].flags & RDMACM_IS_DATA))
             return false;

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.errors import RdmaError
+from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.soft.device.memory import MemoryTable, RemoteMemory
+from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
+from rdmacm.verbs.enums import MWType
+from rdmacm.verbs.wr import inc_rkey
 from support.compiled import compare
 from support.examples import EXAMPLES
-from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect, flows
+from support.rc import ALL, BASE, ENGINES, connect, flows
 from support.rows import for_each
 
 if TYPE_CHECKING:
@@ -34,9 +40,10 @@ pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}"
 #: The path MTUs, the smallest more often: its connections take the least time.
 MTUS = (256, 256, 256, 512, 1024, 2048, 4096)
 MTU = 256
-#: What a reliable connection sends; what needs a memory window is left out.
+#: What a reliable connection sends.
 OPCODES = (
     *(WROpcode.SEND, WROpcode.RDMA_WRITE, WROpcode.RDMA_READ) * 4,
+    *(WROpcode.BIND_MW, WROpcode.LOCAL_INV, WROpcode.SEND_WITH_INV) * 3,
     *(WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM, WROpcode.ATOMIC_WRITE),
     *(WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.FLUSH),
 )
@@ -48,6 +55,46 @@ _FIELDS = [
     for field in fields(RcState)
     if field.name not in ("completed", "counters") and hasattr(ENGINES.get("c"), field.name)
 ]
+
+
+class Memory(RemoteMemory):
+    """The memory of an end: a region, and windows, which the core knows or does not know."""
+
+    def __init__(self, seed: int, size: int, *, with_core: bool) -> None:
+        self.table = MemoryTable(random.Random(seed), Runtime(), with_core=with_core)
+        super().__init__(self.table, object())
+        self.bytes = bytearray(size)
+        self.register()
+        #: The peer uses the first ones, and invalidates that of type 2; the others are for this end alone.
+        self.windows = [self.table.allocate(self.pd, kind) for kind in (*MWType, *MWType)]
+        #: Those that will not be bound, once everything posted is executed. The third one is bound again and again.
+        self.free = {self.windows[0], self.windows[1], self.windows[3]}
+        #: Another queue pair of the domain.
+        self.other = RemoteMemory(self.table, self.pd)
+
+    def register(self) -> None:
+        self.region = self.table.register(self.pd, memoryview(self.bytes), ALL | AccessFlag.MW_BIND)
+        self.region.addr = BASE  # the same in both runs
+        self.region.rereg(None, None, None)
+
+    def come_or_go(self) -> object:
+        """Deregister the region, or register it with another key."""
+        if not self.region.view:
+            self.register()
+            return self.region.rkey
+        try:
+            self.region.dereg()
+        except RdmaError as error:
+            return error.errno
+        return None
+
+    def addresses(self, window: SoftMW) -> int:
+        """What a peer's addresses in a window count from."""
+        return 0 if window is self.windows[1] and not window.rkey & 1 else BASE
+
+    @property
+    def state(self) -> object:
+        return self.region.windows, [(w.rkey, w.state, bool(w.binding.number)) for w in self.windows]
 
 
 class Run:
@@ -62,7 +109,7 @@ class Run:
         self.flows = flows(ipv6=self.is_ipv6)
         self.mtu = self.random.choice(MTUS)
         self.size = 64 * self.mtu
-        self.memory = (Region(self.size), Region(self.size))
+        self.memory = tuple(Memory(index, self.size, with_core=with_core) for index in range(2))
         self.buffers: list[bytearray] = []
         self.observed: list[object] = []
         #: (recipient, datagram, segment)
@@ -126,8 +173,6 @@ class Run:
             self.receive(end, RecvWork(number, self.scattered(size)))
         for _ in range(source.choice((0, 1, 1, 2, 5))):
             opcode = source.choice(OPCODES)
-            if self.often(0.01):
-                opcode = WROpcode.SEND_WITH_INV
             mtu = self.mtu
             size = source.choice((0, 1, 3, 64, mtu - 1, mtu, mtu + 1, 3 * mtu, 5 * mtu + 2))
             if opcode not in _SENDS and source.random() < 0.2:
@@ -136,15 +181,70 @@ class Run:
                 size = 8
             elif opcode is WROpcode.FLUSH:
                 size = 0
-            address = BASE + source.choice((0, 8, 4 * mtu)) if not self.often(0.01) else 2**64 - 4
-            rkey = RKEY if not self.often(0.005) else RKEY + 1
-            fence = source.random() < 0.05
+            memory, peer = self.memory[self.ends.index(end)], self.memory[1 - self.ends.index(end)]
+            start, rkey, by_window = self.named(peer)
+            address = start + source.choice((0, 8, 4 * mtu)) if not self.often(0.01) else 2**64 - 4
+            rkey += self.often(0.005)
+            # The key of a READ may be invalidated when its response is complete.
+            fence = source.random() < 0.05 or (opcode is WROpcode.SEND_WITH_INV and not self.often(0.5))
+            invalidated, bind = 0, None
+            if opcode is WROpcode.BIND_MW:
+                bind, size = self.bound(memory), 0
+            elif opcode is WROpcode.LOCAL_INV:
+                invalidated, size = self.invalidated(memory, memory.windows[3]), 0
+            elif opcode is WROpcode.SEND_WITH_INV:
+                invalidated = self.invalidated(peer, peer.windows[1])
+            if not (bind or invalidated) and opcode in (WROpcode.BIND_MW, WROpcode.LOCAL_INV, WROpcode.SEND_WITH_INV):
+                continue
             work = SendWork(number, opcode, self.scattered(size), source.random() < 0.7, source.random() < 0.2, fence,
                             remote_addr=address, rkey=rkey, imm=number, compare_add=number, swap=3 * number,
-                            invalidate_rkey=RKEY)  # fmt: skip
+                            invalidate_rkey=invalidated, bind=bind)  # fmt: skip
             if opcode is WROpcode.FLUSH:
-                work.flush = source.choice((0, 8, mtu)), 1, source.choice((0, 0, 1))
+                is_whole_region = source.random() < 0.3 and (not by_window or self.often(0.1))
+                work.flush = source.choice((0, 8, mtu)), 1, int(is_whole_region)
             end.post_send(work)
+
+    def named(self, peer: Memory) -> tuple[int, int, bool]:
+        """An address that a request names, its key, and whether that is a window's, in force unless by mischief."""
+        window = self.random.choice(peer.windows) if self.often(0.05) else self.random.choice(peer.windows[:2])
+        usable = window.binding.number and window not in peer.free
+        if self.random.random() < 0.3 and (usable or self.often(0.05)):
+            return peer.addresses(window), window.rkey, True
+        return BASE, peer.region.rkey, False
+
+    def bound(self, memory: Memory) -> Bind | None:
+        """A bind that is allowed, unless by mischief."""
+        source, often = self.random, self.often
+        number = source.randrange(4)
+        window = memory.windows[number]
+        is_free = number == 2 or (window in memory.free and (number == 3 or not window.binding.number))
+        if not is_free and not often(0.1 if number == 0 else 0.02):
+            return None
+        memory.free.discard(window)
+        rkey, length = inc_rkey(window.rkey), self.size - 8 * self.mtu
+        access = ALL
+        if often(0.02):
+            access = source.choice((AccessFlag(0), AccessFlag.REMOTE_READ, ALL | AccessFlag.ZERO_BASED))
+        if number == 2 and source.random() < 0.2:
+            length = 0
+        elif often(0.02):
+            length = source.choice((0, 1, self.size, self.size + 1, 2**64 - 1))
+        offset = source.choice((-8, 8, self.size)) if often(0.02) else 0
+        region = None if often(0.01) else memory.region
+        if number == 1 and not rkey & 1:
+            access |= AccessFlag.ZERO_BASED
+        bind = Bind(window, rkey, region, None, BASE + offset, length, int(access))
+        window.posted(bind)
+        return bind
+
+    def invalidated(self, memory: Memory, window: SoftMW) -> int:
+        """A key that may be invalidated, unless by mischief; 0 for none."""
+        if self.often(0.03):
+            return self.random.choice((*(each.rkey for each in memory.windows), window.rkey ^ 1, memory.region.rkey))
+        if window in memory.free or not window.binding.number:
+            return 0
+        memory.free.add(window)
+        return window.rkey
 
     def scattered(self, size: int) -> list[memoryview]:
         """A new buffer, often in several elements; sometimes it was released, and so cannot be accessed."""
@@ -221,8 +321,9 @@ class Run:
                     self.observed.append((segment, data))
                     self.fly(end, data, segment)
         if self.often(0.01):
-            for memory in self.memory:
-                (memory.remove if RKEY in memory.keys else memory.add)(RKEY)
+            self.observed += [memory.come_or_go() for memory in self.memory]
+        if self.often(0.03):
+            self.disturb(self.random.choice(self.memory))
         while self.flying and self.random.random() < 0.8:
             at = self.random.randrange(min(3, len(self.flying))) if self.often(0.1) else 0
             target, data, segment = self.flying.pop(at)
@@ -233,7 +334,26 @@ class Run:
                 (end.to_send, end.completions(), dict(end.counters.dropped), dict(end.counters.errors))
             )
             self.observed.append([(name, getattr(end, name)) for name in _FIELDS])
+        self.observed += [memory.state for memory in self.memory]
         self.see_shared()
+
+    def disturb(self, memory: Memory) -> None:
+        """What others do with windows."""
+        number = self.random.randrange(4)
+        window = memory.windows[number]
+        kind = self.random.randrange(6)
+        if kind == 0:
+            window.dealloc()
+            memory.windows[number] = memory.table.allocate(memory.pd, window.type)
+        elif kind == 1:
+            memory.close()
+        elif kind == 2:
+            memory.other.close()
+        elif kind == 3:
+            bind = Bind(window, window.rkey, memory.region, None, BASE, self.mtu, int(AccessFlag.REMOTE_READ))
+            self.observed.append(memory.other.bind(bind))
+        else:
+            self.observed.append((memory.other if kind == 4 else memory).invalidate(window.rkey))
 
     def finish(self) -> list[object]:
         for end in self.ends:
@@ -269,8 +389,9 @@ def test_both_agree_without_faults(seed: int) -> None:
 def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
     run = Run(1, with_core=with_core, mischief=0.0)
     sender, receiver = run.ends
+    rkey = run.memory[1].region.rkey
     for opcode in (WROpcode.RDMA_WRITE, WROpcode.SEND, WROpcode.RDMA_READ):
-        sender.post_send(SendWork(1, opcode, [run.buffer(3 * MTU)], remote_addr=BASE, rkey=RKEY))
+        sender.post_send(SendWork(1, opcode, [run.buffer(3 * MTU)], remote_addr=BASE, rkey=rkey))
     run.receive(receiver, RecvWork(1, (run.buffer(3 * MTU),)))
     sent = []
     for _ in range(losses):
@@ -296,7 +417,8 @@ def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
 def test_permissions_are_checked() -> None:
     run = Run(1, with_core=True, mischief=0.0)
     run.ends[1].set_access(AccessFlag.LOCAL_WRITE)
-    run.ends[0].post_send(SendWork(1, WROpcode.RDMA_WRITE, [run.buffer(8)], remote_addr=BASE, rkey=RKEY))
+    rkey = run.memory[1].region.rkey
+    run.ends[0].post_send(SendWork(1, WROpcode.RDMA_WRITE, [run.buffer(8)], remote_addr=BASE, rkey=rkey))
     before = bytes(run.memory[1].bytes)
     for sender, receiver in (run.ends, run.ends[::-1]):
         for pieces, segment in sender.datagrams(0.0, 64, 0):

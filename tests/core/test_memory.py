@@ -8,11 +8,15 @@ import weakref
 
 import pytest
 
-from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.enums import AccessFlag, WCOpcode, WROpcode
+from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.soft.device.memory import MemoryTable, RemoteMemory
+from rdmacm.soft.device.memory_window import Bind
+from rdmacm.verbs.enums import MWType
 from support.compiled import assert_collected, is_held
 from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect
 
@@ -155,6 +159,37 @@ def test_engines_and_buffers_in_a_cycle_are_collected() -> None:
         return ends
 
     assert_collected(post)
+
+
+def test_binds_under_way_in_a_cycle_are_collected() -> None:
+    table = MemoryTable(random.Random(1), Runtime())
+
+    class Owner:
+        bind: Bind
+
+    owner, memory = Owner(), RemoteMemory(table, object())
+    end = ENGINES["c"](1, memory, None, EngineCounters())
+    connect(end, 0)
+    end.ready_to_receive(RtrAttributes(2, 5, path_mtu=256, access=ALL))
+    end.ready_to_send(RtsAttributes(5))
+    region = table.register(memory.pd, memoryview(bytearray(8)), ALL | AccessFlag.MW_BIND)
+    window = table.allocate(memory.pd, MWType.TYPE_2)
+    end.post_send(SendWork(1, WROpcode.SEND, (memoryview(b"before it"),)))
+    for number in (2, 3):
+        bind = Bind(window, window.rkey + number, region, owner, region.addr, 8, 0)
+        window.posted(bind)
+        owner.bind = bind
+        end.post_send(SendWork(number, WROpcode.BIND_MW, bind=bind))
+    found = weakref.ref(owner)
+    window.dealloc()
+    del owner, bind, window, table, memory, region
+    gc.collect()
+    assert found() is not None, "requests refer to it"
+    end.datagrams(0.0, 1, 0)
+    end.flush()
+    assert [wc.opcode for wc in end.completions()] == [WCOpcode.SEND, WCOpcode.BIND_MW, WCOpcode.BIND_MW]
+    gc.collect()
+    assert found() is None
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Tests of reliable connections run with each engine, but those that need memory which no registration has."""
+"""Tests of reliable connections run with each engine, but those whose memory no device has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support import rc
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = metafunc.module.__name__.rpartition(".")[2]
-    if name.startswith("test_rc") and name != "test_rc_captures":
+    if name.startswith("test_rc") and name not in ("test_rc_captures", "test_rc_local"):
         metafunc.parametrize("rc_engine", rc.ENGINES, indirect=True)
 
 

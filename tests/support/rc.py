@@ -84,7 +84,7 @@ class Region:
         self.access = access
         self.keys: set[int] = set()
         #: The same for the engine of the compiled core.
-        self.pd = object()
+        self.pd, self.number = object(), id(self)
         self.regions = compiled.Regions() if compiled is not None else None
         self.add(RKEY)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import random
+import weakref
 
 import pytest
 
@@ -42,7 +43,7 @@ class Rig:
         """Bind to the region, with its next key; ``more`` replaces fields of the bind."""
         addr = self.region.addr + offset
         bind = Bind(window, inc_rkey(window.rkey), self.region, None, addr, length, int(access))
-        bind = bind._replace(**more)  # type: ignore[arg-type]
+        bind = dataclasses.replace(bind, **more)  # type: ignore[arg-type]
         done = self.qp.bind(bind)
         if done and bind.window is window:
             window.rkey = bind.rkey
@@ -111,6 +112,48 @@ def test_states_of_a_window_of_type_2(rig: Rig) -> None:
     assert rig.bind(window)
     window.dealloc()
     assert (window.state, rig.reads(window.rkey, 0, 1), rig.region.windows) == (INVALID, None, 0)
+
+
+def test_owner_of_a_region_lives_while_a_bind_waits_or_is_in_force(rig: Rig) -> None:
+    class Owner:
+        pass
+
+    owner, window = Owner(), rig.table.allocate(PD, TWO)
+    found = weakref.ref(owner)
+    bind = Bind(window, inc_rkey(window.rkey), rig.region, owner, rig.region.addr, 1, int(READ))
+    window.posted(bind)
+    del owner
+    rig.qp.close()
+    assert found() is not None, "it waits"
+    assert rig.qp.bind(bind)
+    del bind
+    window.let_go()
+    assert found() is not None, "it is in force"
+    rig.table.bindings.invalidate(PD, rig.qp.number, window.rkey)  # as by the thread of the core, which knows no owner
+    assert window.state is FREE
+    window.let_go()
+    assert found() is None
+
+
+def test_region_that_has_the_key_of_another_is_not_bound(rig: Rig) -> None:
+    """A request names a region that is deregistered, and its key is given again before it is executed."""
+    window, key = rig.table.allocate(PD, TWO), rig.region.rkey
+    before, memory = rig.region, memoryview(bytearray(100))
+    before.dereg()
+    rig.table._freed.clear()
+    rig.table._random.getrandbits = lambda bits: key  # type: ignore[method-assign]
+    rig.region = rig.table.register(PD, memory, BINDABLE)
+    assert rig.region.rkey == key
+    assert not rig.bind(window, region=before)
+    assert rig.bind(window)
+
+
+def test_bind_and_access_of_a_region_without_bytes(rig: Rig) -> None:
+    empty, window = rig.table.register(PD, memoryview(b""), BINDABLE | READ), rig.table.allocate(PD, ONE)
+    assert not rig.bind(window, region=empty, addr=empty.addr, length=1)
+    assert rig.bind(window, region=empty, addr=empty.addr, length=0)
+    empty.dereg()
+    assert not rig.bind(window, region=empty, addr=empty.addr, length=0)
 
 
 def test_region_stays_while_a_window_is_bound(rig: Rig) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import random
+from itertools import count
 from typing import TYPE_CHECKING
 
 from rdmacm.capabilities import RARE_ACCESS, SOFT
@@ -24,7 +25,7 @@ from rdmacm.proto.plainints import (
     ACCESS_REMOTE_WRITE,
 )
 from rdmacm.proto.work import RecvWork
-from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
+from rdmacm.soft.device.memory_window import Bind, Bindings, SoftMW
 from rdmacm.verbs.buffers import Buffer, address_of, byte_view
 from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import SGE
@@ -42,6 +43,7 @@ __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
 #: Keys of deregistered regions, and of deallocated windows, that are not given again yet.
 _FREED_KEYS = 1024
 
+_queue_pair_numbers = count(1)
 _RARE = sum(RARE_ACCESS)
 _WRITES = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
@@ -73,7 +75,7 @@ def _check_access(access: int, step: str) -> None:
 class SoftMR:
     """A memory region; implements :class:`rdmacm.verbs.backend.MRBackend`."""
 
-    __slots__ = ("_table", "access", "addr", "length", "lkey", "pd", "rkey", "view", "windows")
+    __slots__ = ("_table", "access", "addr", "bindings", "length", "lkey", "pd", "rkey", "view")
 
     def __init__(self, table: MemoryTable, pd: object, view: memoryview, access: int, key: int) -> None:
         self._table = table
@@ -86,49 +88,51 @@ class SoftMR:
         self.addr = address_of(view)
         self.length = len(view)
         self.lkey = self.rkey = key
-        #: Memory windows that are bound to it.
-        self.windows = 0
+        #: Without the compiled core: memory windows that are bound to it.
+        self.bindings = 0
+
+    @property
+    def windows(self) -> int:
+        """Memory windows that are bound to it."""
+        return self._table.bindings.bound(self.lkey)
 
     def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
         runtime = self._table.runtime
         with runtime.lock:
             runtime.check_fork("rereg_mr", "region")
             before = self.pd
-            self._check_unbound("rereg_mr")
             if access is not None:
                 _check_access(access, "rereg_mr")
+            self._table.hide(self, "rereg_mr")
             if pd is not None:
                 self.pd = pd
             if view is not None:
                 self.view, self.addr, self.length = view, address_of(view), len(view)
             if access is not None:
                 self.access = int(access)
-            self._table.update(self)
+            self._table.show(self)
             self._table.changed(before, self)
 
     def dereg(self) -> None:
         """Revoke the keys and let go of the buffer. Requests that were posted keep their own hold on it."""
         with self._table.runtime.lock:
-            self._check_unbound("dereg_mr")
             self._table.remove(self)
-
-    def _check_unbound(self, step: str) -> None:
-        if self.windows:
-            hint = "deallocate or invalidate them first"
-            raise cm_error(errno.EBUSY, f"memory windows are bound to it: {self.windows}", step, hint=hint)
 
 
 class MemoryTable:
     """The regions of a device, by key, and its memory windows. The runtime's lock is held for every call."""
 
-    def __init__(self, source: random.Random, runtime: Runtime) -> None:
+    def __init__(self, source: random.Random, runtime: Runtime, *, with_core: bool = True) -> None:
         """``source`` makes the keys; ``runtime`` is the device's."""
         self._random = source
         #: Its lock is for the methods of regions and windows that the API calls.
         self.runtime = runtime
         self._regions: dict[int, SoftMR] = {}
         #: The same for the compiled core; None without it.
-        self.core_regions = compiled.Regions() if compiled is not None else None
+        self.core_regions = compiled.Regions() if with_core and compiled is not None else None
+        #: What windows are bound to.
+        self.bindings: Bindings | Regions
+        self.bindings = Bindings(self._regions) if self.core_regions is None else self.core_regions
         #: By the upper 24 bits of their keys.
         self._windows: dict[int, SoftMW] = {}
         #: The keys that were revoked last.
@@ -159,16 +163,20 @@ class MemoryTable:
         while not key or self._is_known(key) or key >> 8 in self._windows or key >> 8 in self._freed_windows:
             key = self._random.getrandbits(32)
         region = self._regions[key] = SoftMR(self, pd, view, int(access), key)
-        self.update(region)
+        self.show(region)
         return region
 
-    def update(self, region: SoftMR) -> None:
-        """Tell the compiled core what a region is now. It asks the table about the keys that it does not find."""
-        core = self.core_regions
-        if core is not None:
-            core.remove(region.lkey)
-            if region.length:
-                core.add(region.lkey, region.addr, region.view, region.access, region.pd)
+    def show(self, region: SoftMR) -> None:
+        """Tell the compiled core what a region is."""
+        if self.core_regions is not None:
+            self.core_regions.add(region.lkey, region.addr, region.view, region.access, region.pd, region)
+
+    def hide(self, region: SoftMR, step: str) -> None:
+        """Have the compiled core forget a region. EBUSY while windows are bound to it; no other can be after this."""
+        bound = region.bindings if self.core_regions is None else self.core_regions.remove(region.lkey)
+        if bound:
+            hint = "deallocate or invalidate them first"
+            raise cm_error(errno.EBUSY, f"memory windows are bound to it: {bound}", step, hint=hint)
 
     def _is_known(self, key: int) -> bool:
         """Whether a key is that of a region, or of one that was deregistered last."""
@@ -184,28 +192,26 @@ class MemoryTable:
             or any(self._is_known(index << 8 | tag) for tag in range(256))
         ):
             index = self._random.getrandbits(24)
-        if self.core_regions is not None:
-            self.core_regions.windows += 1
-        window = self._windows[index] = SoftMW(self.deallocate, pd, mw_type, index << 8 | self._random.getrandbits(8))
+        key = index << 8 | self._random.getrandbits(8)
+        binding = self.bindings.allocate_window(pd, mw_type is MWType.TYPE_2, key)
+        window = self._windows[index] = SoftMW(self.deallocate, pd, mw_type, key, binding)
         return window
 
     def deallocate(self, window: SoftMW) -> None:
         """Deallocate a window, and take its region away."""
         index = window.rkey >> 8
         with self.runtime.lock:
-            if self._windows.pop(index, None) is not None:
+            if self._windows.get(index) is window:
+                del self._windows[index]
                 self._freed_windows.add(index)
-                if self.core_regions is not None:
-                    self.core_regions.windows -= 1
-            window.unbind()
-            window.state = WindowState.INVALID
+                window.close()
 
     def remove(self, region: SoftMR) -> None:
-        """Revoke a region's keys."""
-        if self._regions.pop(region.lkey, None) is not None:
+        """Revoke a region's keys. EBUSY while windows are bound to it."""
+        if self._regions.get(region.lkey) is region:
+            self.hide(region, "dereg_mr")
+            del self._regions[region.lkey]
             self._freed.add(region.lkey)
-            if self.core_regions is not None:
-                self.core_regions.remove(region.lkey)
             region.view = memoryview(b"")
 
     def local(self, pd: object, lkey: int, address: int, length: int, write: bool) -> memoryview | None:
@@ -253,19 +259,14 @@ class MemoryTable:
                     work.segments = INACCESSIBLE
                     break
 
-    def remote(
-        self, pd: object, rkey: int, address: int, length: int, access: int, qp: object = None
-    ) -> memoryview | None:
+    def remote(self, pd: object, rkey: int, address: int, length: int, access: int, qp: int = 0) -> memoryview | None:
         """Return the bytes that a peer names, for a queue pair of ``pd``; None if key, range or permission is wrong.
 
         ``qp`` stands for the queue pair, for windows of type 2.
         """
         region = self._regions.get(rkey)
         if region is None:
-            window = self._windows.get(rkey >> 8)
-            if window is None or not window.is_of(pd, rkey):
-                return None
-            return window.view(qp, address, length, access)
+            return self.bindings.find_window(pd, qp, rkey, address, length, access)
         if region.pd != pd or access & ~region.access:
             return None
         offset = address - region.addr
@@ -278,64 +279,53 @@ class MemoryTable:
         region = self._regions.get(rkey)
         return region is not None and region.pd == pd and not access & ~region.access
 
-    def bind(self, pd: object, qp: object, bind: Bind) -> bool:
-        """Bind a window for a queue pair of ``pd``, for which ``qp`` stands; False where that is not allowed."""
-        window, region = bind.window, bind.region
-        if window is None or self._windows.get(window.rkey >> 8) is not window:
-            return False
-        if region is not None and self._regions.get(region.lkey) is not region:
-            return False
-        if not may_bind(pd, bind):
-            return False
-        window.bind(qp, bind)
-        return True
-
-    def invalidate(self, pd: object, qp: object, rkey: int) -> bool:
+    def invalidate(self, pd: object, qp: int, rkey: int) -> bool:
         """Make a window of type 2 free; False if the key is not that of one that ``qp``, of ``pd``, has bound."""
+        done = self.bindings.invalidate(pd, qp, rkey)
         window = self._windows.get(rkey >> 8)
-        if window is None or window.type is not MWType.TYPE_2 or window.qp is not qp or not window.is_of(pd, rkey):
-            return False
-        window.unbind()
-        return True
+        if done and window is not None:
+            window.let_go()
+        return done
 
-    def free_windows(self, qp: object) -> None:
+    def free_windows(self, qp: int) -> None:
         """Make the windows of type 2 free that a queue pair has bound."""
-        for window in list(self._windows.values()):
-            if window.qp is qp:
-                window.unbind()
+        self.bindings.free_windows(qp)
+        for window in self._windows.values():
+            window.let_go()
 
 
 class RemoteMemory:
     """The memory that a queue pair's peer may touch: :class:`rdmacm.proto.work.Memory` for one protection domain.
 
-    It stands for the queue pair, to which windows of type 2 are bound.
+    Its number stands for the queue pair, to which windows of type 2 are bound.
     """
 
-    __slots__ = ("_table", "pd")
+    __slots__ = ("_table", "number", "pd")
 
     def __init__(self, table: MemoryTable, pd: object) -> None:
         self._table = table
         #: The protection domain.
         self.pd = pd
+        self.number = next(_queue_pair_numbers)
 
     @property
     def regions(self) -> Regions | None:
-        """The regions as the compiled core has them; None without it."""
+        """The regions and windows as the compiled core has them; None without it."""
         return self._table.core_regions
 
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
-        return self._table.remote(self.pd, rkey, address, length, int(access), self)
+        return self._table.remote(self.pd, rkey, address, length, int(access), self.number)
 
     def permits(self, rkey: int, access: AccessFlag) -> bool:
         return self._table.permits(self.pd, rkey, int(access))
 
     def invalidate(self, rkey: int) -> bool:
-        return self._table.invalidate(self.pd, self, rkey)
+        return self._table.invalidate(self.pd, self.number, rkey)
 
     def bind(self, bind: object) -> bool:
         assert isinstance(bind, Bind)
-        return self._table.bind(self.pd, self, bind)
+        return self._table.bindings.bind(self.pd, self.number, bind)
 
     def close(self) -> None:
         """The queue pair is reset or destroyed."""
-        self._table.free_windows(self)
+        self._table.free_windows(self.number)

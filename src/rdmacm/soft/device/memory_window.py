@@ -19,12 +19,18 @@ deallocation                          to INVALID                        to INVAL
 ====================================  ================================  =====================================
 
 The upper 24 bits of a key are random and stay the window's; a bind sets the lower 8 to those that the program chose.
+
+What a window is bound to is known to the compiled core alone, where it is there (core/windows.c), as its thread binds
+and invalidates without the interpreter.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from rdmacm.proto.plainints import (
     ACCESS_LOCAL_WRITE,
@@ -36,11 +42,14 @@ from rdmacm.proto.plainints import (
 from rdmacm.verbs.enums import MWType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["Bind", "SoftMW", "WindowState", "may_bind"]
+    from rdmacm.proto._core import Window
+
+__all__ = ["Bind", "Bindings", "SoftMW", "WindowState"]
 
 _REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
+_bind_numbers = count(1)
 
 
 class WindowState(Enum):
@@ -60,10 +69,11 @@ class Region(Protocol):
     access: int
     addr: int
     length: int
-    windows: int
+    bindings: int
 
 
-class Bind(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Bind:
     """What a BIND_MW binds to what."""
 
     #: None for a window of another provider.
@@ -79,69 +89,107 @@ class Bind(NamedTuple):
     length: int
     #: Bits of ``AccessFlag``.
     access: int
+    #: Another one for each.
+    number: int = field(init=False, default_factory=_bind_numbers.__next__)
 
 
 class SoftMW:
     """A memory window; implements :class:`rdmacm.verbs.backend.MWBackend`."""
 
-    __slots__ = (
-        *("_dealloc", "access", "addr", "bound_rkey", "length", "owner", "pd", "qp", "region", "rkey", "state"),
-        "type",
-    )
+    __slots__ = ("_dealloc", "_kept", "binding", "is_closed", "pd", "rkey", "type")
 
-    def __init__(self, dealloc: Callable[[SoftMW], None], pd: object, mw_type: MWType, key: int) -> None:
+    def __init__(
+        self, dealloc: Callable[[SoftMW], None], pd: object, mw_type: MWType, key: int, binding: Binding | Window
+    ) -> None:
         #: Takes it out of the device's table.
         self._dealloc = dealloc
         self.pd = pd
         self.type = mw_type
-        self.state = WindowState.VALID if mw_type is MWType.TYPE_1 else WindowState.FREE
-        #: The key that the last bind which was posted gives it, and the key that it has.
-        self.rkey = self.bound_rkey = key
-        self._forget()
+        #: The key that the last bind which was posted gives it.
+        self.rkey = key
+        #: What it is bound to.
+        self.binding = binding
+        self.is_closed = False
+        #: Owners of regions by the numbers of their binds, some of which may be over: the compiled core ends a bind
+        #: in a thread without the interpreter.
+        self._kept: list[tuple[int, ref[Bind], object]] = []
 
-    def _forget(self) -> None:
-        #: The region that it is bound to, and the API's object of it; None while it is not bound.
-        self.region: Region | None = None
-        self.owner: object = None
-        #: Type 2: stands for the queue pair that has bound it.
-        self.qp: object = None
-        #: The address of its first byte, and its bytes.
-        self.addr = self.length = 0
-        #: Bits of ``AccessFlag``.
-        self.access = 0
+    @property
+    def state(self) -> WindowState:
+        if self.is_closed:
+            return WindowState.INVALID
+        return WindowState.VALID if self.type is MWType.TYPE_1 or self.binding.number else WindowState.FREE
+
+    def posted(self, bind: Bind) -> None:
+        """A bind of it is posted: the owner of the region has to live as long as that is in force."""
+        self.rkey = bind.rkey
+        self.let_go()
+        self._kept.append((bind.number, ref(bind), bind.owner))
+
+    def let_go(self) -> None:
+        """Let go of the owners of regions that it is not bound to, and will not be."""
+        if self._kept:
+            # A request that is not complete refers to its bind; the core may execute it after this look at it.
+            over = {number for number, bind, _ in self._kept if bind() is None} - {self.binding.number}
+            self._kept = [kept for kept in self._kept if kept[0] not in over]
 
     def dealloc(self) -> None:
         """Revoke the key."""
         self._dealloc(self)
 
-    def bind(self, qp: object, bind: Bind) -> None:
-        """Do what ``may_bind`` has allowed."""
+    def close(self) -> None:
+        """It is deallocated: take its region away."""
+        self.is_closed = True
+        self.binding.close()
+        self._kept.clear()
+
+
+class Binding:
+    """What a window is bound to, without the compiled core."""
+
+    __slots__ = ("_drop", "access", "addr", "is_type_2", "key", "length", "number", "pd", "qp", "region")
+
+    def __init__(self, drop: Callable[[int], object], pd: object, is_type_2: bool, key: int) -> None:
+        #: Takes it out of the table, by the upper 24 bits of its key.
+        self._drop = drop
+        self.pd = pd
+        self.is_type_2 = is_type_2
+        #: The key that the last bind has given it.
+        self.key = key
+        #: None while it is not bound; the number of the bind, or 0.
+        self.region: Region | None = None
+        self.number = 0
+        #: Type 2: stands for the queue pair that has bound it.
+        self.qp = 0
+        #: The address of its first byte, and its bytes.
+        self.addr = self.length = 0
+        #: Bits of ``AccessFlag``.
+        self.access = 0
+
+    def bind(self, qp: int, bind: Bind) -> None:
+        """Do what is allowed."""
         self.unbind()
-        self.bound_rkey = bind.rkey
-        self.state = WindowState.VALID
+        self.key = bind.rkey
         if bind.length:
             assert bind.region is not None
-            self.region, self.owner = bind.region, bind.owner
-            bind.region.windows += 1
+            bind.region.bindings += 1
+            self.region, self.number, self.qp = bind.region, bind.number, qp
             self.addr, self.length, self.access = bind.addr, bind.length, bind.access
-            self.qp = qp if self.type is MWType.TYPE_2 else None
 
     def unbind(self) -> None:
-        """Take its region away; a window of type 2 is FREE then."""
         if self.region is not None:
-            self.region.windows -= 1
-            if self.type is MWType.TYPE_2:
-                self.state = WindowState.FREE
-            self._forget()
+            self.region.bindings -= 1
+            self.region, self.number = None, 0
 
-    def is_of(self, pd: object, rkey: int) -> bool:
-        """Whether it is bound, and this is its key in this protection domain."""
-        return self.region is not None and self.bound_rkey == rkey and self.pd == pd
+    def close(self) -> None:
+        """It is deallocated."""
+        self.unbind()
+        self._drop(self.key >> 8)
 
-    def view(self, qp: object, address: int, length: int, access: int) -> memoryview | None:
+    def view(self, qp: int, address: int, length: int, access: int) -> memoryview | None:
         """Return the bytes that a peer names; None if the range, the permission or the queue pair is wrong."""
         region = self.region
-        if region is None or access & ~self.access or (self.type is MWType.TYPE_2 and self.qp is not qp):
+        if region is None or access & ~self.access or (self.is_type_2 and self.qp != qp):
             return None
         offset = address if self.access & ACCESS_ZERO_BASED else address - self.addr
         if offset < 0 or offset + length > self.length:
@@ -150,20 +198,78 @@ class SoftMW:
         return region.view[start : start + length]
 
 
-def may_bind(pd: object, bind: Bind) -> bool:
+class Bindings:
+    """What the windows of a device are bound to, without the compiled core.
+
+    Its methods are those of ``Regions`` of the core. ``qp`` is a number that stands for a queue pair of ``pd``.
+    """
+
+    def __init__(self, regions: Mapping[int, Region]) -> None:
+        self._regions = regions
+        #: By the upper 24 bits of their keys.
+        self._bindings: dict[int, Binding] = {}
+
+    def allocate_window(self, pd: object, is_type_2: bool, key: int) -> Binding:
+        binding = self._bindings[key >> 8] = Binding(self._bindings.pop, pd, is_type_2, key)
+        return binding
+
+    def bound(self, key: int) -> int:
+        """How many windows are bound to a region."""
+        region = self._regions.get(key)
+        return 0 if region is None else region.bindings
+
+    def find_window(self, pd: object, qp: int, rkey: int, address: int, length: int, access: int) -> memoryview | None:
+        """Return the bytes that a peer names by the key of a window."""
+        binding = self._find(pd, rkey)
+        return None if binding is None else binding.view(qp, address, length, access)
+
+    def _find(self, pd: object, rkey: int) -> Binding | None:
+        """The window that has this key in this protection domain."""
+        binding = self._bindings.get(rkey >> 8)
+        return binding if binding is not None and binding.key == rkey and binding.pd == pd else None
+
+    def bind(self, pd: object, qp: int, bind: Bind) -> bool:
+        """Bind a window; False where that is not allowed."""
+        window, region = bind.window, bind.region
+        binding = None if window is None else self._bindings.get(bind.rkey >> 8)
+        if window is None or binding is None or binding is not window.binding:
+            return False
+        if region is not None and self._regions.get(region.lkey) is not region:
+            return False
+        if not _may_bind(pd, binding, bind):
+            return False
+        binding.bind(qp, bind)
+        return True
+
+    def invalidate(self, pd: object, qp: int, rkey: int) -> bool:
+        """Make a window of type 2 free; False if the key is not that of one that the queue pair has bound."""
+        binding = self._find(pd, rkey)
+        if binding is None or binding.region is None or not binding.is_type_2 or binding.qp != qp:
+            return False
+        binding.unbind()
+        return True
+
+    def free_windows(self, qp: int) -> None:
+        """Make the windows of type 2 free that a queue pair has bound."""
+        for binding in self._bindings.values():
+            if binding.is_type_2 and binding.qp == qp:
+                binding.unbind()
+
+
+def _may_bind(pd: object, binding: Binding, bind: Bind) -> bool:
     """Whether a queue pair of ``pd`` may do this (InfiniBand Architecture 10.6.7.2, and rdma_rxe).
 
-    The caller has checked that the window is allocated and the region registered.
+    The window is allocated and the region registered.
     """
-    window, region, access = bind.window, bind.region, bind.access
-    if window is None or window.pd != pd:
+    region, access = bind.region, bind.access
+    if binding.pd != pd:
         return False
-    if window.type is MWType.TYPE_1:
+    if not binding.is_type_2:
         if access & ACCESS_ZERO_BASED:
             return False
         if not bind.length:
             return True
-    elif window.state is not WindowState.FREE or not bind.length:
+    elif binding.region is not None or not bind.length:
         return False
     if region is None or region.pd != pd or not region.access & ACCESS_MW_BIND:
         return False

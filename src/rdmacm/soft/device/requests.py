@@ -128,7 +128,10 @@ def _bind(wr: SendWR) -> Bind:
         info.length,
         int(info.mw_access_flags),
     )
-    window.rkey = wr.rkey
+    if isinstance(window, SoftMW):
+        window.posted(bind)
+    else:
+        window.rkey = wr.rkey
     return bind
 
 
