@@ -260,7 +260,7 @@ def _build_core() -> None:
     import hatch_build
 
     built = Path(PACKAGE, CORE)
-    made_from = [*Path(ROOT, "core").iterdir(), Path(ROOT, "hatch_build.py")]
+    made_from = [*Path(ROOT, "core").glob("*/*"), Path(ROOT, "hatch_build.py")]
     if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in made_from):
         return
     try:

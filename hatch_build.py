@@ -27,6 +27,8 @@ except ImportError:  # run as a script
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "core"
+#: Its folders whose headers the others include.
+LAYERS = ("engine", "wire")
 TARGET = ROOT / "src" / "rdmacm" / "proto" / "_core.abi3.so"
 #: The first Python whose limited API has buffers, and the first that the package supports.
 LIMITED_API = "0x030b0000"
@@ -59,8 +61,8 @@ def command(target: Path, *more: str) -> list[str]:
     include = sysconfig.get_path("include")
     return [
         *(*_compiler(), "-std=c11", "-D_GNU_SOURCE", f"-DPy_LIMITED_API={LIMITED_API}", "-O2", "-fPIC", "-pthread"),
-        *("-fvisibility=hidden", *WARNINGS, "-isystem", include, *flags, *more, "-shared", "-o", str(target)),
-        *map(str, sorted(SOURCES.glob("*.c"))),
+        *("-fvisibility=hidden", *WARNINGS, "-isystem", include, *(f"-I{SOURCES / name}" for name in LAYERS)),
+        *(*flags, *more, "-shared", "-o", str(target), *map(str, sorted(SOURCES.glob("*/*.c")))),
     ]
 
 

@@ -331,7 +331,7 @@ def main() -> int:
     source = (ROOT / "tables" / "wire.toml").read_text("utf-8")
     table, literal = tomllib.loads(source), literals(source)
     files = {
-        ROOT / "core" / "rdmacm_tables.h": with_continuations("\n".join(header(table, literal)) + "\n"),
+        ROOT / "core" / "engine" / "rdmacm_tables.h": with_continuations("\n".join(header(table, literal)) + "\n"),
         PROTO / "roce" / "opcodes.py": "\n".join(opcodes_module(table)) + "\n",
         PROTO / "constants.py": "\n".join(constants_module(table, literal)) + "\n",
     }

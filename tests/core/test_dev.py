@@ -30,8 +30,8 @@ class Checkout:
         self.hatch_build: ModuleType = hatch_build
         self.built = directory / "src" / self.dev.CORE
         self.built.parent.mkdir(parents=True)
-        self.source = directory / "core" / "rc.c"
-        self.source.parent.mkdir()
+        self.source = directory / "core" / "engine" / "rc.c"
+        self.source.parent.mkdir(parents=True)
         self.builds = 0
         for path in (self.source, directory / "hatch_build.py"):
             path.touch()

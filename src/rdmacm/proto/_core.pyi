@@ -1,4 +1,4 @@
-# The compiled core (core/module*.c).
+# The compiled core (core/python).
 
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, Self, TypeAlias, type_check_only

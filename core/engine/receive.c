@@ -20,7 +20,6 @@ struct packet {
 
 /* What was done with a packet. */
 enum outcome {
-    LEFT,    /* nothing: it is Python's */
     TAKEN,
     DROPPED, /* it was counted, and perhaps answered */
 };
@@ -51,8 +50,6 @@ static enum outcome refuse_invalid(struct rdmacm_rc *rc, const struct packet *pa
 }
 
 static enum outcome refuse_access(struct rdmacm_rc *rc, const struct packet *packet) {
-    if (!rc->regions)
-        return LEFT;
     return refuse(rc, packet, RDMACM_NAK_REMOTE_ACCESS_ERROR, RDMACM_WC_REM_ACCESS_ERR);
 }
 
@@ -102,13 +99,10 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet)
     if (!has_right_size(rc, packet, size))
         return refuse_invalid(rc, packet);
     bool invalidates = packet->type.word == RDMACM_INVALIDATED;
-    if (invalidates && !rc->regions)
-        return LEFT;
     if (packet->type.parts & RDMACM_STARTS) {
         if (!rdmacm_take_recv(rc, &rc->current_recv))
             return refuse_not_ready(rc, packet);
         rc->message_offset = 0;
-        rc->recv_capacity = rc->current_recv.memory.length;
     }
     const struct rdmacm_recv *recv = &rc->current_recv;
     if (recv->memory.is_inaccessible)
@@ -401,12 +395,8 @@ static enum outcome execute(struct rdmacm_rc *rc, const struct packet *packet) {
 static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *packet) {
     if (packet->psn != rc->expected_psn)
         return take_out_of_order(rc, packet);
-    bool nak_sent = rc->nak_sent;
     rc->nak_sent = false;
-    enum outcome outcome = execute(rc, packet);
-    if (outcome == LEFT)
-        rc->nak_sent = nak_sent;
-    return outcome;
+    return execute(rc, packet);
 }
 
 /* -- answers of the peer --------------------------------------------------------------------------------------------- */
@@ -693,11 +683,8 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const struct rdmacm_flow *
         .body = data + RDMACM_BTH_LENGTH,
         .size = size - RDMACM_BTH_LENGTH - RDMACM_ICRC_LENGTH - pad,
     };
-    enum outcome outcome =
-        is_response(&packet.type) ? take_response(rc, &packet, now) : take_request(rc, &packet);
-    if (outcome != LEFT)
-        rc->identification = (uint32_t)identification;
-    return outcome;
+    rc->identification = (uint32_t)identification;
+    return is_response(&packet.type) ? take_response(rc, &packet, now) : take_request(rc, &packet);
 }
 
 size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,

@@ -367,7 +367,6 @@ struct rdmacm_rc {
     bool nak_sent;
     int32_t operation; /* values of Operation */
     uint64_t message_offset;
-    uint64_t recv_capacity;
     uint32_t write_rkey, write_length;
     uint64_t write_address;
     int32_t ack_psn; /* -1: none */
