@@ -106,7 +106,7 @@ bool rdmacm_rc_set_resources(struct rdmacm_rc *rc, uint32_t count) {
     if (count && !resources)
         return false;
     size_t kept = rc->resources_count < count ? rc->resources_count : count; /* the latest ones */
-    for (size_t i = 0; i < kept; i++)
+    for (size_t i = 0; resources && i < kept; i++)
         resources[i] = rc->resources[(rc->resources_next + rc->resources_capacity - kept + i) % rc->resources_capacity];
     free(rc->resources);
     rc->resources = resources;
