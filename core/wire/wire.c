@@ -497,7 +497,7 @@ static void deliver(struct rdmacm_wire *wire, const struct rdmacm_received *from
         return;
     }
     if (from->segment && from->segment < RDMACM_SHORTEST_PACKET) {
-        wire->strays[RDMACM_SHORT_TRAIN]++;
+        wire->strays[RDMACM_SHORT] += (from->size - 1) / from->segment + 1;
         return;
     }
     bool is_taken = false;

@@ -72,6 +72,7 @@ class MemoryRoute:
         self.hop_limit = hop_limit
         self.remote_host = str(ip_address(path.remote))
         self.source_port = 50_000
+        self.no_trains = False
 
 
 class MemoryWire:

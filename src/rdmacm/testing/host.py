@@ -69,6 +69,7 @@ class FabricRoute:
     source_port: int
     #: Traffic class or type of service of the IP header.
     traffic_class: int
+    no_trains: bool = False
 
 
 class Medium(Protocol):

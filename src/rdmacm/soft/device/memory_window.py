@@ -20,8 +20,8 @@ deallocation                          to INVALID                        to INVAL
 
 The upper 24 bits of a key are random and stay the window's; a bind sets the lower 8 to those that the program chose.
 
-What a window is bound to is known to the compiled core alone, where it is there (core/engine/windows.c), as its thread binds
-and invalidates without the interpreter.
+What a window is bound to is known to the compiled core alone, where it is there (core/engine/windows.c), as its thread
+binds and invalidates without the interpreter.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         sent = transmitted or 0
         if transmitted is None:
             send = mux.wire.send
-            for pieces, segment in engine.datagrams(now, limit, mux.train):
+            for pieces, segment in engine.datagrams(now, limit, 0 if route.no_trains else mux.train):
                 send(route, pieces, segment)
                 sent += -(-sum(map(len, pieces)) // segment) if segment else 1
         if engine.completed or (engine.failed and self.state is not _ERR):

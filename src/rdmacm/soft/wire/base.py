@@ -113,6 +113,8 @@ class WireRoute(Protocol):
     remote_host: str
     #: The UDP port that packets leave from.
     source_port: int
+    #: Whether the path has refused trains: the packets for it are made one by one.
+    no_trains: bool
 
 
 class Wire(Protocol):
