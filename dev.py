@@ -21,7 +21,9 @@
                                      packets, of the fuzz targets and of the core
     python3 dev.py check             run ruff, mypy, import-linter and gcc's analyzer; build the package, check it and
                                      run it in a new environment; sanitize
-    python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
+    python3 dev.py mutants [--c] [ARGS...]
+                                     change random places of the protocol engines, or with --c of the compiled core;
+                                     list the changes that no test detects
     python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [ARGS...]
                                      run simulations with random work and faults, check every promise, and list the
                                      states that none has visited; --replay SEED, --script FILE: one simulation
@@ -44,7 +46,7 @@ does nothing of that.  "test", "interop" and "bench" build the compiled core whe
 compiler and Python.h; with RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize",
 "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this file, when .venv is
 missing or out of date.  "core" needs a C compiler,
-"sanitize" gcc; the other commands need Python 3.11 or later and nothing else.
+"sanitize" and "mutants --c" gcc; the other commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -372,10 +374,17 @@ def interop(arguments: list[str]) -> int:
 
 
 def mutants(arguments: list[str]) -> int:
+    program = "mutants.py"
+    if "--c" in arguments:
+        arguments = [each for each in arguments if each != "--c"]
+        program = "mutants_c.py"
+        reason = _no_gcc()
+        if reason is not None:
+            fail("mutants --c " + reason)
     environment("test")
-    # The engines in Python are changed: with the compiled core the tests would not run them.
+    # Where engines in Python are changed: with the compiled core the tests would not run them.
     environ = dict(_venv_environ(), RDMACM_CORE="python")
-    return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], environ)
+    return _become([str(PYTHON), str(Path(ROOT, "tests", program)), *arguments], environ)
 
 
 def simulate(arguments: list[str]) -> int:
