@@ -15,13 +15,16 @@
     python3 dev.py tables [--check]  make the files that the Python engines and the compiled core share, of
                                      tables/wire.toml, those of the C headers, of tables/abi.toml, and the tables of
                                      docs/parity.md about providers
-    python3 dev.py sanitize [ARGS...]
+    python3 dev.py sanitize [--address|--thread] [ARGS...]
                                      run tests with the core built with AddressSanitizer and
-                                     UndefinedBehaviorSanitizer; ARGS are pytest's, by default the tests of hostile
-                                     packets, of the fuzz targets and of the core
+                                     UndefinedBehaviorSanitizer, then with ThreadSanitizer, or with one of them; ARGS
+                                     are pytest's, by default the tests of hostile packets, of the fuzz targets and of
+                                     the core, and then those of the core and its threads
     python3 dev.py check             run ruff, mypy, import-linter and gcc's analyzer; build the package, check it and
                                      run it in a new environment; sanitize
-    python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
+    python3 dev.py mutants [--c] [ARGS...]
+                                     change random places of the protocol engines, or with --c of the compiled core;
+                                     list the changes that no test detects
     python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [ARGS...]
                                      run simulations with random work and faults, check every promise, and list the
                                      states that none has visited; --replay SEED, --script FILE: one simulation
@@ -44,7 +47,7 @@ does nothing of that.  "test", "interop" and "bench" build the compiled core whe
 compiler and Python.h; with RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize",
 "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this file, when .venv is
 missing or out of date.  "core" needs a C compiler,
-"sanitize" gcc; the other commands need Python 3.11 or later and nothing else.
+"sanitize" and "mutants --c" gcc; the other commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -270,40 +273,67 @@ def _build_core() -> None:
         print(f"dev.py: without the compiled core: {error}", file=sys.stderr, flush=True)
 
 
-#: What "sanitize" runs without arguments.
-SANITIZED = (
-    *("tests/core", "tests/fuzz", "tests/proto/test_rc_hostile.py", "tests/proto/test_ud.py"),
-    *("tests/soft/device/test_datagrams.py", "tests/conformance/test_hostile.py"),
-)
+#: What "sanitize" runs without arguments, of each kind of build.
+SANITIZED = {
+    "address": (
+        *("tests/core", "tests/fuzz", "tests/proto/test_rc_hostile.py", "tests/proto/test_ud.py"),
+        *("tests/soft/device/test_datagrams.py", "tests/conformance/test_hostile.py"),
+    ),
+    "thread": ("tests/core", "tests/soft/test_helper.py", "tests/soft/device/test_datagrams.py"),
+}
+#: The compiler's arguments, and the environment variables of the tests.
+SANITIZERS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "address": (
+        ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+        {
+            # Python does not free everything at its end, and some tests limit the memory of a process.
+            "ASAN_OPTIONS": "detect_leaks=0:quarantine_size_mb=4",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "PYTHONMALLOC": "malloc",  # for the sanitizer to know each block
+        },
+    ),
+    # The interpreter is not instrumented, but its lock orders what its threads do: the sanitizer sees every mutex. What
+    # an application does with its memory while peers access it is not a fault of the core.
+    "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0"}),
+}
 
 
 def sanitize(arguments: list[str]) -> int:
     reason = _no_sanitizers()
     if reason is not None:
         fail("sanitize " + reason)
+    kinds = [kind for kind in SANITIZERS if f"--{kind}" in arguments] or list(SANITIZERS)
+    arguments = [each for each in arguments if each.removeprefix("--") not in SANITIZERS]
+    if "thread" in kinds and not _runs_with("libtsan.so"):
+        if kinds == ["thread"]:
+            fail("ThreadSanitizer does not run on this kernel")
+        print("dev.py: ThreadSanitizer does not run on this kernel", file=sys.stderr, flush=True)
+        kinds.remove("thread")
     environment("test")
+    for kind in kinds:
+        status = _sanitize(kind, arguments)
+        if status:
+            return status
+    return 0
+
+
+def _sanitize(kind: str, arguments: list[str]) -> int:
     environ = _venv_environ()
     if not arguments:
-        arguments = ["-q", "-m", "not slow", *SANITIZED]
+        arguments = ["-q", "-m", "not slow", *SANITIZED[kind]]
         environ.pop("CI", None)  # which stands for more examples
+    sanitizer, variables = SANITIZERS[kind]
     with tempfile.TemporaryDirectory(prefix="rdmacm-sanitize-") as place:
         # A copy of the package: other processes go on with the usual core.
         package = os.path.join(place, "rdmacm")
         shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_core.*"))
-        flags = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+        flags = ["-g", "-O1", "-fno-omit-frame-pointer", *sanitizer]
         flags.append("-DRDMACM_CHECKS")  # of the mutex: docs/core.md
         build = [sys.executable, os.path.join(ROOT, "hatch_build.py"), "--output", os.path.join(package, CORE), *flags]
         if subprocess.call(build, env=dict(os.environ, CC="gcc")):
             return 1
-        environ.update(
-            LD_PRELOAD=_sanitizer_library(),
-            # Python does not free everything at its end, and some tests limit the memory of a process.
-            ASAN_OPTIONS="detect_leaks=0:quarantine_size_mb=4",
-            UBSAN_OPTIONS="print_stacktrace=1",
-            PYTHONMALLOC="malloc",  # for the sanitizer to know each block
-            PYTHONPATH=place,
-            RDMACM_CORE="c",
-        )
+        library = _sanitizer_library("libtsan.so" if kind == "thread" else "libasan.so")
+        environ.update(variables, LD_PRELOAD=library, PYTHONPATH=place, RDMACM_CORE="c")
         environ.setdefault("PYTEST_TIMEOUT", "120")
         return subprocess.call([str(PYTHON), "-m", "pytest", *arguments], cwd=ROOT, env=environ)
 
@@ -318,12 +348,22 @@ def _no_gcc() -> str | None:
 
 def _no_sanitizers() -> str | None:
     """What is missing to build the core with sanitizers."""
-    return _no_gcc() or (None if os.path.isabs(_sanitizer_library()) else "needs libasan, which comes with gcc")
+    reason = _no_gcc()
+    for name in ("libasan.so", "libtsan.so"):
+        if reason is None and not os.path.isabs(_sanitizer_library(name)):
+            reason = f"needs {name}, which comes with gcc"
+    return reason
 
 
-def _sanitizer_library() -> str:
+def _sanitizer_library(name: str) -> str:
     """The library that has to be loaded first; not a path where there is none."""
-    return subprocess.check_output(["gcc", "-print-file-name=libasan.so"], text=True).strip()
+    return subprocess.check_output(["gcc", "-print-file-name=" + name], text=True).strip()
+
+
+def _runs_with(name: str) -> bool:
+    """Whether processes start with a sanitizer's library: some kernels map memory where that of threads has its own."""
+    environ = dict(os.environ, LD_PRELOAD=_sanitizer_library(name))
+    return not subprocess.call([sys.executable, "-c", ""], env=environ, stderr=subprocess.DEVNULL)
 
 
 def test(arguments: list[str]) -> int:
@@ -372,10 +412,17 @@ def interop(arguments: list[str]) -> int:
 
 
 def mutants(arguments: list[str]) -> int:
+    program = "mutants.py"
+    if "--c" in arguments:
+        arguments = [each for each in arguments if each != "--c"]
+        program = "mutants_c.py"
+        reason = _no_gcc()
+        if reason is not None:
+            fail("mutants --c " + reason)
     environment("test")
-    # The engines in Python are changed: with the compiled core the tests would not run them.
+    # Where engines in Python are changed: with the compiled core the tests would not run them.
     environ = dict(_venv_environ(), RDMACM_CORE="python")
-    return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], environ)
+    return _become([str(PYTHON), str(Path(ROOT, "tests", program)), *arguments], environ)
 
 
 def simulate(arguments: list[str]) -> int:

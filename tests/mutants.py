@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
@@ -303,7 +303,17 @@ def all_mutants(root: Path) -> list[Mutant]:
     return mutants
 
 
-def draw(mutants: list[Mutant], seed: int) -> list[Mutant]:
+class InFile(Protocol):
+    """What has a line of a file."""
+
+    file: str
+    line: int
+
+
+AnyMutant = TypeVar("AnyMutant", bound=InFile)
+
+
+def draw(mutants: list[AnyMutant], seed: int) -> list[AnyMutant]:
     """The mutants in a random order in which each line of the sources comes once before any comes again."""
     mutants = random.Random(seed).sample(mutants, len(mutants))
     seen: Counter[tuple[str, int]] = Counter()
@@ -430,12 +440,15 @@ class Run:
             self.heard = time.monotonic()
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             for line in lines:
-                name = line[1:].decode()
-                if line.startswith(b"!"):
-                    self.failed = self.failed or name
-                else:
-                    self.current = name
-                    self.started += 1
+                self.hear(line)
+
+    def hear(self, line: bytes) -> None:
+        name = line[1:].decode()
+        if line.startswith(b"!"):
+            self.failed = self.failed or name
+        else:
+            self.current = name
+            self.started += 1
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

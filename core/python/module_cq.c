@@ -319,7 +319,7 @@ static PyObject *queue_poll(CompletionQueue *self, PyObject *argument) {
     size_t at_once = (size_t)most < BATCH ? (size_t)most : BATCH;
     bool is_pythons = !wire->wire;
     /* A first look without the mutex, which the second one takes: a caller that polls finds nothing most of the time. */
-    if (!is_pythons && __atomic_load_n(&self->cq.count, __ATOMIC_RELAXED)) {
+    if (!is_pythons && rdmacm_cq_has_any(&self->cq)) {
         enter_core();
         bool has_acks = !self->waited && wire->wire->acks;
         count = pop_entries(&self->cq, entries, at_once);

@@ -107,20 +107,23 @@ static struct rdmacm_entry *entry_at(struct rdmacm_cq *cq, size_t index) {
     return &cq->entries[(cq->head + index) & (cq->capacity - 1)];
 }
 
+static void set_count(struct rdmacm_cq *cq, size_t count) { __atomic_store_n(&cq->count, count, __ATOMIC_RELAXED); }
+
 bool rdmacm_cq_push(struct rdmacm_cq *cq, const struct rdmacm_entry *entry) {
     if (!rdmacm_grow(&cq->entries, &cq->capacity, &cq->head, cq->count, 1, sizeof *cq->entries))
         return false;
-    *entry_at(cq, cq->count++) = *entry;
+    *entry_at(cq, cq->count) = *entry;
+    set_count(cq, cq->count + 1);
     return true;
 }
 
 size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t most) {
     size_t count = 0;
-    for (; cq->count && count < most; count++) {
-        entries[count] = *entry_at(cq, 0);
-        cq->head = (cq->head + 1) & (cq->capacity - 1);
-        cq->count--;
-    }
+    for (; count < cq->count && count < most; count++)
+        entries[count] = *entry_at(cq, count);
+    if (count)
+        cq->head = (cq->head + count) & (cq->capacity - 1);
+    set_count(cq, cq->count - count);
     return count;
 }
 
@@ -133,12 +136,13 @@ size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_ent
         else
             *entry_at(cq, kept++) = *entry;
     }
-    cq->count = kept;
+    set_count(cq, kept);
     return count;
 }
 
 void rdmacm_cq_free(struct rdmacm_cq *cq) {
     free(cq->entries);
     cq->entries = NULL;
-    cq->capacity = cq->head = cq->count = 0;
+    cq->capacity = cq->head = 0;
+    set_count(cq, 0);
 }

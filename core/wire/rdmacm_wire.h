@@ -65,7 +65,8 @@ struct rdmacm_entry {
 
 struct rdmacm_cq {
     struct rdmacm_entry *entries; /* a ring */
-    size_t capacity, head, count;
+    size_t capacity, head;
+    size_t count;   /* only the functions below change it */
     size_t limit;   /* completions it has room for */
     bool overrun;   /* whether the core has lost one */
     bool watched;   /* whether the owner wants to know what is added */
@@ -82,6 +83,10 @@ size_t rdmacm_cq_take(struct rdmacm_cq *cq, struct rdmacm_entry *entries, size_t
 /* Remove the first `most` completions of a queue pair; how many there were. */
 size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_entry *removed, size_t most);
 void rdmacm_cq_free(struct rdmacm_cq *cq);
+/* Whether it has completions. A caller without the mutex may learn it late. */
+static inline bool rdmacm_cq_has_any(const struct rdmacm_cq *cq) {
+    return __atomic_load_n(&cq->count, __ATOMIC_RELAXED);
+}
 
 /* -- routes ----------------------------------------------------------------------------------------------------------- */
 
