@@ -14,7 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core"
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Werror", f"-I{CORE / 'engine'}", f"-I{CORE / 'wire'}"]
+FLAGS = [
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Werror",
+    f"-I{CORE / 'engine'}",
+    f"-I{CORE / 'wire'}",
+]
 
 pytestmark = [
     pytest.mark.slow,
