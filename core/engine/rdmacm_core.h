@@ -265,7 +265,11 @@ void rdmacm_srq_init(struct rdmacm_srq *srq, size_t max_recvs);
 void rdmacm_srq_free(struct rdmacm_srq *srq);
 /* Queue a receive. False, with nothing done, if the queue is full or without memory. */
 bool rdmacm_srq_post(struct rdmacm_srq *srq, const struct rdmacm_recv *recv);
-/* Take the oldest receive, for a message. False: the queue is empty; that may reach the limit, too. */
+/* The oldest receive; NULL: the queue is empty. */
+static inline const struct rdmacm_recv *rdmacm_srq_first(const struct rdmacm_srq *srq) {
+    return srq->recvs_count ? &srq->recvs[srq->recvs_head] : NULL;
+}
+/* Take it, for a message. False: the queue is empty; that may reach the limit, too. */
 bool rdmacm_srq_take(struct rdmacm_srq *srq, struct rdmacm_recv *recv);
 /* rdmacm_recv_look_up() for all. */
 void rdmacm_srq_look_up(struct rdmacm_srq *srq, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey);
@@ -304,13 +308,12 @@ enum rdmacm_count {
     RDMACM_DROPPED_ANSWERS,     /* answers to no request that is outstanding */
     RDMACM_RETRIES_EXCEEDED,    /* connections that ended as no retry was left */
     RDMACM_RNR_RETRIES_EXCEEDED,
-    RDMACM_DROPPED_NO_RECEIVE, /* datagrams without a receive */
     RDMACM_COUNTS,
 };
 
 /* Since the owner has taken them. */
 struct rdmacm_counts {
-    bool has_any; /* whether one of a connection is not 0 */
+    bool has_any; /* whether one of them is not 0 */
     uint32_t of[RDMACM_COUNTS];
 };
 
@@ -324,6 +327,7 @@ enum rdmacm_refusal {
     RDMACM_REFUSED_PKEY,
     RDMACM_REFUSED_QKEY,
     RDMACM_REFUSED_ICRC,
+    RDMACM_REFUSED_NO_RECEIVE,
     RDMACM_REFUSED_SHORT_RECEIVE,
     RDMACM_REFUSALS,
     RDMACM_NOT_REFUSED = RDMACM_REFUSALS,

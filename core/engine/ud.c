@@ -1,6 +1,4 @@
-/* Datagrams sent and received, exactly as the Python engine does it (proto/roce/ud.py). Every check comes before the
- * first change: a packet is processed as a whole or not at all.
- */
+/* Datagrams sent and received, exactly as the Python engine does it (proto/roce/ud/engine.py). */
 #include "rdmacm_ud.h"
 
 #include <stdlib.h>
@@ -9,7 +7,6 @@
 enum {
     HEADERS_LENGTH = RDMACM_BTH_LENGTH + RDMACM_DETH_LENGTH,
     SHORTEST = HEADERS_LENGTH + RDMACM_ICRC_LENGTH,
-    LONGEST = HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH + RDMACM_UD_MOST_PAYLOAD + RDMACM_ICRC_LENGTH,
     IPV4_LENGTH = 20,
     UDP_LENGTH = 8,
     UDP_PROTOCOL = 17,
@@ -17,48 +14,99 @@ enum {
 
 /* -- queues ---------------------------------------------------------------------------------------------------------- */
 
+void rdmacm_ud_init(struct rdmacm_ud *ud, uint32_t qp_num) {
+    *ud = (struct rdmacm_ud){.qp_num = qp_num, .max_payload = RDMACM_UD_MOST_PAYLOAD};
+}
+
 void rdmacm_ud_free(struct rdmacm_ud *ud) {
     free(ud->sends), free(ud->recvs);
-    ud->sends = NULL, ud->recvs = NULL;
-    ud->sends_capacity = ud->recvs_capacity = ud->sends_count = ud->recvs_count = 0;
     rdmacm_completions_free(&ud->completions);
+    rdmacm_ud_init(ud, ud->qp_num);
 }
 
 static bool reserve_completion(struct rdmacm_ud *ud) {
     return rdmacm_reserve_completions(&ud->completions, ud->sends_count + ud->recvs_count);
 }
 
+static void complete_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send, uint8_t status) {
+    bool is_sent = status == RDMACM_WC_SUCCESS;
+    struct rdmacm_completion *completion =
+        rdmacm_complete(&ud->completions, send->pin, is_sent ? (uint32_t)send->memory.length : 0);
+    completion->opcode = RDMACM_WR_SEND;
+    completion->status = status;
+    completion->unsignaled = is_sent && send->unsignaled;
+}
+
+static void fail_recv(struct rdmacm_ud *ud, void *pin, uint8_t status) {
+    struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, pin, 0);
+    completion->is_recv = true;
+    completion->opcode = RDMACM_WR_SEND;
+    completion->status = status;
+}
+
+/* Complete the oldest request of the send queue. */
+static void end_send(struct rdmacm_ud *ud, uint8_t status) {
+    complete_send(ud, RDMACM_RING_AT(ud, sends, 0), status);
+    RDMACM_RING_DROP(ud, sends);
+}
+
+static void flush_sends(struct rdmacm_ud *ud) {
+    while (ud->sends_count)
+        end_send(ud, RDMACM_WC_WR_FLUSH_ERR);
+}
+
 bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send) {
-    if (!ud->core_sends || ud->failed || ud->send_failed || send->memory.length > ud->max_payload ||
-        send->memory.length > RDMACM_UD_MOST_PAYLOAD || !RDMACM_RING_RESERVE(ud, sends) || !reserve_completion(ud))
+    if (send->memory.length > RDMACM_UD_MOST_PAYLOAD || !reserve_completion(ud))
+        return false;
+    if (ud->failed || ud->send_failed) {
+        complete_send(ud, send, RDMACM_WC_WR_FLUSH_ERR);
+        return true;
+    }
+    if (!RDMACM_RING_RESERVE(ud, sends))
         return false;
     *RDMACM_RING_AT(ud, sends, ud->sends_count++) = *send;
     return true;
 }
 
 bool rdmacm_ud_post_recv(struct rdmacm_ud *ud, const struct rdmacm_recv *recv) {
-    if (!ud->core_receives || ud->failed || !RDMACM_RING_RESERVE(ud, recvs) || !reserve_completion(ud))
+    if (ud->srq || !reserve_completion(ud))
+        return false;
+    if (ud->failed) {
+        fail_recv(ud, recv->pin, RDMACM_WC_WR_FLUSH_ERR);
+        return true;
+    }
+    if (!RDMACM_RING_RESERVE(ud, recvs))
         return false;
     *RDMACM_RING_AT(ud, recvs, ud->recvs_count++) = *recv;
     return true;
 }
 
-struct rdmacm_ud_send rdmacm_ud_pop_send(struct rdmacm_ud *ud) {
-    struct rdmacm_ud_send send = ud->sends[ud->sends_head];
-    RDMACM_RING_DROP(ud, sends);
-    return send;
+void rdmacm_ud_look_up_again(struct rdmacm_ud *ud, uint32_t lkey) {
+    for (size_t i = 0; ud->regions && i < ud->recvs_count; i++)
+        rdmacm_recv_look_up(RDMACM_RING_AT(ud, recvs, i), ud->regions, ud->pd, lkey);
 }
 
-struct rdmacm_recv rdmacm_ud_pop_recv(struct rdmacm_ud *ud) {
-    struct rdmacm_recv recv = ud->recvs[ud->recvs_head];
-    RDMACM_RING_DROP(ud, recvs);
-    return recv;
+void rdmacm_ud_flush(struct rdmacm_ud *ud) {
+    ud->failed = true;
+    flush_sends(ud);
+    while (ud->recvs_count) {
+        fail_recv(ud, RDMACM_RING_AT(ud, recvs, 0)->pin, RDMACM_WC_WR_FLUSH_ERR);
+        RDMACM_RING_DROP(ud, recvs);
+    }
 }
 
 /* -- sending --------------------------------------------------------------------------------------------------------- */
 
 void *rdmacm_ud_next_route(struct rdmacm_ud *ud) {
-    return ud->sends_count && !ud->is_paused ? RDMACM_RING_AT(ud, sends, 0)->route : NULL;
+    if (!ud->sends_count || ud->is_paused)
+        return NULL;
+    const struct rdmacm_ud_send *send = RDMACM_RING_AT(ud, sends, 0);
+    if (!send->memory.is_inaccessible)
+        return send->route;
+    end_send(ud, RDMACM_WC_LOC_PROT_ERR);
+    ud->send_failed = true;
+    flush_sends(ud);
+    return NULL;
 }
 
 static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struct rdmacm_ud_send *send) {
@@ -89,11 +137,8 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
     if (route)
         ud->flow_out = RDMACM_RING_AT(ud, sends, 0)->flow;
     for (; route && count < limit && rdmacm_ud_next_route(ud) == route && rdmacm_out_has_room(out); count++) {
-        struct rdmacm_ud_send send = rdmacm_ud_pop_send(ud);
-        add_packet(ud, out, &send);
-        struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, send.pin, (uint32_t)send.memory.length);
-        completion->opcode = RDMACM_WR_SEND;
-        completion->unsignaled = send.unsignaled;
+        add_packet(ud, out, RDMACM_RING_AT(ud, sends, 0));
+        end_send(ud, RDMACM_WC_SUCCESS);
     }
     rdmacm_out_finish(out);
     return count;
@@ -135,91 +180,108 @@ static void put_grh(uint8_t *grh, const struct rdmacm_ud_source *from, size_t si
     store16(ip + 10, ~(sum + (sum >> 16)) & 0xFFFF);
 }
 
-enum outcome { ACCEPTED, NO_RECEIVE, UNKNOWN };
+static size_t headers_length(uint8_t opcode) {
+    return opcode == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE ? HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH : HEADERS_LENGTH;
+}
+
+/* Of a packet that has as many bytes as its headers, padding and ICRC. */
+static size_t payload_of(const uint8_t *data, size_t size) {
+    return size - headers_length(data[0]) - (data[1] >> 4 & 3) - RDMACM_ICRC_LENGTH;
+}
+
+static enum rdmacm_refusal check_headers(const struct rdmacm_ud *ud, const uint8_t *data, size_t size) {
+    if (size < SHORTEST)
+        return RDMACM_REFUSED_LENGTH;
+    if (data[0] != RDMACM_UD_SEND_ONLY && data[0] != RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE)
+        return RDMACM_REFUSED_OPCODE;
+    if (size < headers_length(data[0]) + (data[1] >> 4 & 3) + RDMACM_ICRC_LENGTH || size & 3)
+        return RDMACM_REFUSED_LENGTH;
+    if (data[1] & 0xF)
+        return RDMACM_REFUSED_VERSION;
+    if (ud->failed)
+        return RDMACM_REFUSED_STATE;
+    if ((((uint32_t)data[2] << 8 | data[3]) & RDMACM_PKEY_BITS) != RDMACM_PKEY_BITS)
+        return RDMACM_REFUSED_PKEY;
+    if (rdmacm_load32(data + 12) != ud->qkey)
+        return RDMACM_REFUSED_QKEY;
+    size_t payload = payload_of(data, size);
+    return payload > ud->max_payload || payload > RDMACM_UD_MOST_PAYLOAD ? RDMACM_REFUSED_LENGTH
+                                                                         : RDMACM_NOT_REFUSED;
+}
+
+enum rdmacm_refusal rdmacm_ud_refuses(const struct rdmacm_ud *ud, const struct rdmacm_flow *flow, const uint8_t *data,
+                                      size_t size) {
+    enum rdmacm_refusal reason = check_headers(ud, data, size);
+    if (reason == RDMACM_NOT_REFUSED && rdmacm_flow_identify(flow, data, size, 0) < 0)
+        return RDMACM_REFUSED_ICRC;
+    return reason;
+}
+
+/* Take the receive for a message of `length` bytes with its GRH; one that is too short stays. */
+static enum rdmacm_refusal take_recv(struct rdmacm_ud *ud, size_t length, struct rdmacm_recv *recv) {
+    const struct rdmacm_recv *first = ud->srq          ? rdmacm_srq_first(ud->srq)
+                                      : ud->recvs_count ? RDMACM_RING_AT(ud, recvs, 0)
+                                                        : NULL;
+    if (!first || (ud->srq && !reserve_completion(ud)))
+        return RDMACM_REFUSED_NO_RECEIVE;
+    if (first->memory.length < length && !first->memory.is_inaccessible)
+        return RDMACM_REFUSED_SHORT_RECEIVE;
+    *recv = *first;
+    if (ud->srq)
+        rdmacm_srq_take(ud->srq, recv);
+    else
+        RDMACM_RING_DROP(ud, recvs);
+    return RDMACM_NOT_REFUSED;
+}
 
 /* `place`: that of the packet in its train, which probably is its IPv4 identification. */
-static enum outcome take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_t size, size_t place,
-                                const struct rdmacm_ud_source *from) {
-    if (size < SHORTEST || size > LONGEST || size & 3)
-        return UNKNOWN;
-    bool has_imm = data[0] == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE;
-    if (!has_imm && data[0] != RDMACM_UD_SEND_ONLY)
-        return UNKNOWN;
-    size_t start = has_imm ? HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH : HEADERS_LENGTH, pad = data[1] >> 4 & 3;
-    if (size < start + pad + RDMACM_ICRC_LENGTH)
-        return UNKNOWN;
-    size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;
-    uint32_t pkey = (uint32_t)data[2] << 8 | data[3];
-    /* A packet with FECN, BECN or a bit after them has another ICRC: byte 4 counts as ones in it. */
-    if (payload > ud->max_payload || data[1] & 0xF || (pkey & RDMACM_PKEY_BITS) != RDMACM_PKEY_BITS ||
-        rdmacm_load32(data + 4) != ud->qp_num || rdmacm_load32(data + 12) != ud->qkey)
-        return UNKNOWN;
-    uint16_t guess = (uint16_t)place;
-    uint32_t crc = rdmacm_crc32(rdmacm_flow_start(&from->flow, size, guess), data, size);
-    int32_t identification = rdmacm_flow_solve(&from->flow, crc, size, guess);
+static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_t size, size_t place,
+                                       const struct rdmacm_ud_source *from) {
+    enum rdmacm_refusal reason = check_headers(ud, data, size);
+    if (reason != RDMACM_NOT_REFUSED)
+        return reason;
+    int32_t identification = rdmacm_flow_identify(&from->flow, data, size, (uint16_t)place);
     if (identification < 0)
-        return UNKNOWN;
-    if (!ud->recvs_count)
-        return NO_RECEIVE;
-    const struct rdmacm_recv *recv = RDMACM_RING_AT(ud, recvs, 0);
-    if (recv->memory.length < RDMACM_GRH_LENGTH + payload)
-        return UNKNOWN;
+        return RDMACM_REFUSED_ICRC;
+    size_t start = headers_length(data[0]), payload = payload_of(data, size);
+    struct rdmacm_recv recv;
+    reason = take_recv(ud, RDMACM_GRH_LENGTH + payload, &recv);
+    if (reason != RDMACM_NOT_REFUSED)
+        return reason;
+    if (recv.memory.is_inaccessible) {
+        fail_recv(ud, recv.pin, RDMACM_WC_LOC_PROT_ERR);
+        rdmacm_ud_flush(ud);
+        return RDMACM_NOT_REFUSED;
+    }
     uint8_t grh[RDMACM_GRH_LENGTH];
     put_grh(grh, from, size, (uint16_t)identification);
-    rdmacm_scatter(&recv->memory, 0, grh, sizeof grh);
-    rdmacm_scatter(&recv->memory, RDMACM_GRH_LENGTH, data + start, payload);
+    rdmacm_scatter(&recv.memory, 0, grh, sizeof grh);
+    rdmacm_scatter(&recv.memory, RDMACM_GRH_LENGTH, data + start, payload);
+    bool has_imm = data[0] == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE;
     struct rdmacm_completion *completion =
-        rdmacm_complete(&ud->completions, recv->pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
+        rdmacm_complete(&ud->completions, recv.pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
     completion->opcode = RDMACM_WR_SEND;
     completion->word_kind = has_imm ? RDMACM_IMMEDIATE : RDMACM_NO_WORD;
     completion->word = has_imm ? rdmacm_load32(data + HEADERS_LENGTH) : 0;
     completion->src_qp = rdmacm_load32(data + 16) & RDMACM_QPN_MASK;
-    rdmacm_ud_pop_recv(ud);
-    return ACCEPTED;
+    return RDMACM_NOT_REFUSED;
 }
 
 size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, size_t segment,
-                      const struct rdmacm_ud_source *from, size_t *accepted, size_t *no_receive) {
-    size_t at = 0, step = segment ? segment : size;
-    *accepted = *no_receive = 0;
-    for (size_t place = 0; ud->core_receives && !ud->failed && at < size; place++) {
+                      const struct rdmacm_ud_source *from) {
+    size_t accepted = 0, at = 0, place = 0, step = segment ? segment : size;
+    do {
         size_t length = size - at < step ? size - at : step;
-        enum outcome outcome = take_packet(ud, data + at, length, place, from);
-        if (outcome == UNKNOWN)
-            return at;
-        if (outcome == ACCEPTED)
-            ++*accepted;
-        else
-            ++*no_receive;
+        enum rdmacm_refusal reason = take_packet(ud, data + at, length, place++, from);
+        if (reason == RDMACM_NOT_REFUSED) {
+            accepted++;
+        } else {
+            ud->refused[reason]++;
+            ud->has_refused = true;
+        }
         at += length;
-    }
-    return at;
-}
-
-enum rdmacm_refusal rdmacm_ud_refuses(struct rdmacm_ud *ud, const struct rdmacm_flow *flow, const uint8_t *data,
-                                      size_t size) {
-    if (size < SHORTEST)
-        return RDMACM_REFUSED_LENGTH;
-    if (data[0] != RDMACM_UD_SEND_ONLY && data[0] != RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE)
-        return RDMACM_REFUSED_OPCODE;
-    size_t start = data[0] == RDMACM_UD_SEND_ONLY ? HEADERS_LENGTH : HEADERS_LENGTH + RDMACM_IMM_DT_LENGTH;
-    size_t pad = data[1] >> 4 & 3;
-    if (size < start + pad + RDMACM_ICRC_LENGTH || size & 3)
-        return RDMACM_REFUSED_LENGTH;
-    size_t payload = size - start - pad - RDMACM_ICRC_LENGTH;
-    if (data[1] & 0xF)
-        return RDMACM_REFUSED_VERSION;
-    if ((((uint32_t)data[2] << 8 | data[3]) & RDMACM_PKEY_BITS) != RDMACM_PKEY_BITS)
-        return RDMACM_REFUSED_PKEY;
-    if (rdmacm_load32(data + 12) != ud->qkey)
-        return RDMACM_REFUSED_QKEY;
-    if (payload > ud->max_payload)
-        return RDMACM_REFUSED_LENGTH;
-    if (rdmacm_flow_identify(flow, data, size, 0) < 0)
-        return RDMACM_REFUSED_ICRC;
-    bool is_short = ud->core_receives && ud->recvs_count &&
-                    RDMACM_RING_AT(ud, recvs, 0)->memory.length < RDMACM_GRH_LENGTH + payload;
-    return is_short ? RDMACM_REFUSED_SHORT_RECEIVE : RDMACM_NOT_REFUSED;
+    } while (at < size);
+    return accepted;
 }

@@ -63,19 +63,6 @@ void append(PyObject **list, PyObject *item) {
 
 PyObject *answer(bool is_done) { return PyErr_Occurred() ? NULL : PyBool_FromLong(is_done); }
 
-bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets) {
-    PyObject *fields = PyList_New(0);
-    for (const PyMemberDef *member = members; member->name; member++)
-        append(&fields, PyUnicode_FromString(member->name));
-    for (const PyGetSetDef *getset = getsets; getset->name; getset++)
-        append(&fields, PyUnicode_FromString(getset->name));
-    PyObject *tuple = fields ? PyList_AsTuple(fields) : NULL;
-    bool done = tuple && PyObject_SetAttrString((PyObject *)type, "__slots__", tuple) == 0;
-    Py_XDECREF(fields);
-    Py_XDECREF(tuple);
-    return done;
-}
-
 /* -- functions ------------------------------------------------------------------------------------------------------- */
 
 static PyObject *crc32_by(uint32_t (*method)(uint32_t, const void *, size_t), PyObject *args) {
@@ -134,11 +121,11 @@ static PyMethodDef module_methods[] = {
     {"configure_wc", configure_wc, METH_VARARGS,
      "configure_wc(WC, statuses, opcodes of sends, RECV, RECV_RDMA_WITH_IMM): what completions are made of."},
     {"configure_works", configure_works, METH_VARARGS,
-     "configure_works(make_send, make_recv, UnsignaledWrId): what requests that come back are made of."},
+     "configure_works(make_recv, UnsignaledWrId): what requests that come back are made of."},
     {"configure_requests", configure_requests, METH_VARARGS,
      "configure_requests(SendWR, RecvWR, SGE, MR): the classes of requests that are posted directly."},
     {"configure_datagrams", configure_datagrams, METH_VARARGS,
-     "configure_datagrams(make_send, AH): what datagrams that come back are made of; the class of address handles."},
+     "configure_datagrams(AH): the class of address handles."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -22,7 +22,7 @@ struct pin {
     struct rdmacm_pin link;
     PyObject *owner; /* the SendWork or RecvWork of a request, the protection domain of a region; NULL: see wr_id */
     PyObject *wr_id; /* of a request that was made of the user's directly, without such an object */
-    PyObject *route; /* of a datagram that was posted so: its Route; else NULL */
+    PyObject *route; /* of a datagram; else NULL */
     struct rdmacm_bind *bind; /* of a BIND_MW; else NULL */
     size_t uses;     /* of a region: itself, and the requests that use it */
     bool unsignaled; /* whether its success makes no completion, as its maker has asked */
@@ -60,8 +60,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     struct rdmacm_ud ud;
-    bool is_shared; /* as RcEngine's */
-} UdCore;
+    PyObject *completed, *counters, *regions, *pd, *shared; /* as RcEngine's */
+    bool is_shared;
+} UdEngine;
 
 /* enter_core() if the wire may use it now; whether that was done. */
 bool enter_shared(const bool *is_shared);
@@ -135,13 +136,11 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Wire *self);
 
-extern PyTypeObject *regions_type, *rc_engine_type, *ud_core_type, *route_type, *shared_type;
+extern PyTypeObject *regions_type, *rc_engine_type, *ud_engine_type, *route_type, *shared_type;
 /* The members of WCStatus, by value. */
 extern PyObject *wc_statuses;
 /* The class of the wr_id of a request without a completion. */
 extern PyObject *unsignaled_class;
-/* That of address handles. */
-extern PyObject *ah_class;
 
 /* A pin that has no memory yet, and room for `most` elements. NULL with an exception. */
 struct pin *make_pin(PyObject *owner, size_t most);
@@ -163,8 +162,6 @@ static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)
 bool pin_bind(struct pin *pin, PyObject *work, struct rdmacm_send *send);
 /* A view of part of a region's memory. */
 PyObject *view_of_region(const struct pin *region, const uint8_t *data, uint64_t length);
-/* Its memory as the engine in Python has it: a tuple of views. */
-PyObject *segments_of(const struct pin *pin);
 /* The RecvWork of a receive: a new reference. */
 PyObject *work_of_recv(const struct rdmacm_recv *recv);
 
@@ -294,10 +291,10 @@ struct queue_pair {
     bool (*post_send)(void *queue_pair, PyObject *request);
     bool *is_shared; /* that of its core */
     Wire *wire;
-    PyObject *core; /* an RcEngine or a UdCore; NULL once it is detached */
+    PyObject *core; /* an RcEngine or a UdEngine; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
-    PyObject *pd, *regions; /* what `rules` refers to; NULL: the core has it */
+    PyObject *addresses; /* of type Addresses, of a datagram queue pair */
     struct rules rules;
 };
 
@@ -340,9 +337,9 @@ void queue_pair_dealloc(QueuePair *self);
 /* The names of attributes: `names.addr` is a string, and so on. */
 #define FOR_NAMES(DO)                                                                                                  \
     DO(_closed) DO(access) DO(addr) DO(ah) DO(base) DO(bind) DO(binding) DO(compare_add) DO(core_route) DO(dest_qpn)   \
-    DO(fence) DO(flush) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length) DO(lkey) DO(lkeys)    \
+    DO(destination) DO(fence) DO(flush) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length) DO(lkey) DO(lkeys)    \
     DO(number) DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(region) DO(remote_addr) DO(remote_qkey) DO(remote_qpn)         \
-    DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(swap) DO(window) DO(work)      \
+    DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(source) DO(swap) DO(window) DO(work)      \
     DO(wr_id)
 #define DECLARE_NAME(name) PyObject *name;
 extern struct names {
@@ -365,9 +362,6 @@ void free_object(PyObject *self);
 void append(PyObject **list, PyObject *item);
 /* What a function returns that has taken a request, or has not. NULL with an exception that it has left. */
 PyObject *answer(bool is_done);
-/* The __slots__ of the base class of an engine are its fields, so that a class above it does not make slots of its own
- * for them. False with an exception. */
-bool set_fields(PyTypeObject *type, const PyMemberDef *members, const PyGetSetDef *getsets);
 bool memory_init(PyObject *module);
 bool windows_init(PyObject *module);
 bool rc_init(PyObject *module);

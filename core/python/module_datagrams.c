@@ -1,6 +1,7 @@
 /* Glue: datagram queue pairs of a wire, and requests that are posted to them directly. */
 #include "module.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -8,7 +9,14 @@ typedef struct {
     struct rdmacm_ud_end end;
 } Datagrams;
 
-PyObject *ah_class;
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_addresses addresses;
+} Addresses;
+
+static PyTypeObject *addresses_type;
+/* That of address handles. */
+static PyObject *ah_class;
 
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
@@ -23,7 +31,7 @@ static bool has(PyObject *object, PyObject *name, const PyObject *wanted) {
 static Route *route_of(const Datagrams *self, PyObject *request) {
     PyObject *ah = PyObject_GetAttr(request, names.ah), *route = NULL;
     if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, names._closed, Py_False) &&
-        has(ah, names.pd, self->base.pd))
+        has(ah, names.pd, ((UdEngine *)self->base.core)->pd))
         route = PyObject_GetAttr(ah, names.core_route);
     Py_XDECREF(ah);
     if (route && Py_TYPE(route) == route_type) {
@@ -67,7 +75,8 @@ static bool post_send(void *queue_pair, PyObject *object) {
     send.route = &route->route;
     send.flow = route->flow;
     enter_core();
-    done = rdmacm_ud_post_send(self->conn->ud->ud, &send);
+    struct rdmacm_ud *ud = self->conn->ud->ud;
+    done = ud->is_ready && send.memory.length <= ud->max_payload && rdmacm_ud_post_send(ud, &send);
     rdmacm_leave();
     return keep_pin(pin, done);
 }
@@ -78,56 +87,126 @@ static PyObject *datagrams_post_part(PyObject *Py_UNUSED(self), PyObject *const 
     Py_RETURN_FALSE;
 }
 
-static PyObject *datagrams_add_address(Datagrams *self, PyObject *args) {
-    const char *address;
-    Py_ssize_t length;
-    struct rdmacm_ud_end *end = &self->end;
-    struct rdmacm_own_address own = {0};
-    if (!PyArg_ParseTuple(args, "y#I", &address, &length, &own.scope))
+static PyObject *datagrams_transmit(Datagrams *self, PyObject *argument) {
+    Py_ssize_t limit = PyLong_AsSsize_t(argument);
+    struct seen seen = {0};
+    if (limit == -1 && PyErr_Occurred())
         return NULL;
-    if (length != 4 && length != 16)
-        return PyErr_Format(PyExc_ValueError, "an address has 4 or 16 bytes, not %zd", length);
-    own.is_ipv6 = length == 16;
-    memcpy(own.address, address, (size_t)length);
-    enter_core();
-    size_t at = 0;
-    while (at < end->own_count && (end->own[at].is_ipv6 != own.is_ipv6 || end->own[at].scope != own.scope ||
-                                   memcmp(end->own[at].address, own.address, sizeof own.address) != 0))
-        at++;
-    if (at == end->own_count && at < RDMACM_OWN_ADDRESSES)
-        end->own[end->own_count++] = own;
-    rdmacm_leave();
-    Py_RETURN_NONE;
+    PyThreadState *state = begin_core();
+    const struct rdmacm_wire *wire = self->end.conn.wire;
+    bool done = wire && wire->is_enabled;
+    size_t sent = done ? rdmacm_ud_transmit(&self->end, limit > 0 ? (size_t)limit : 0) : 0;
+    look_events(self->base.wire, &seen);
+    end_core(state);
+    if (!see_events(self->base.wire, &seen))
+        return NULL;
+    return done ? PyLong_FromSize_t(sent) : Py_NewRef(Py_None);
 }
+
+/* -- addresses ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *addresses_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    unsigned int ifindex;
+    if (!PyArg_ParseTuple(args, "I", &ifindex))
+        return NULL;
+    Addresses *self = new_object(type);
+    if (self)
+        self->addresses.ifindex = ifindex;
+    return (PyObject *)self;
+}
+
+static void addresses_dealloc(Addresses *self) {
+    free(self->addresses.items);
+    free_object((PyObject *)self);
+}
+
+/* False with an exception. */
+static bool read_address(PyObject *object, struct rdmacm_address *address) {
+    Py_ssize_t length = object && PyBytes_Check(object) ? PyBytes_Size(object) : 0;
+    if (length != 4 && length != 16) {
+        PyErr_SetString(PyExc_ValueError, "an address has 4 or 16 bytes");
+        return false;
+    }
+    *address = (struct rdmacm_address){.is_ipv6 = length == 16};
+    memcpy(address->address, PyBytes_AsString(object), (size_t)length);
+    return true;
+}
+
+static PyObject *addresses_set(Addresses *self, PyObject *list) {
+    Py_ssize_t count = PyList_Check(list) ? PyList_Size(list) : -1;
+    if (count < 0)
+        return PyErr_Format(PyExc_TypeError, "a list of addresses is wanted");
+    struct rdmacm_address *items = malloc((size_t)(count ? count : 1) * sizeof *items);
+    if (!items)
+        return PyErr_NoMemory();
+    Py_ssize_t done = 0;
+    while (done < count && read_address(PyList_GetItem(list, done), &items[done]))
+        done++;
+    if (done == count) {
+        enter_core();
+        struct rdmacm_address *before = self->addresses.items;
+        self->addresses.items = items;
+        self->addresses.count = (size_t)count;
+        rdmacm_leave();
+        items = before;
+    }
+    free(items);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef addresses_methods[] = {
+    {"set", (PyCFunction)addresses_set, METH_O, "set(addresses): a list of packed addresses."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot addresses_slots[] = {
+    SLOT(tp_doc, "Addresses(ifindex): those of a device, whose datagram queue pairs accept packets at them."),
+    SLOT(tp_new, addresses_new),
+    SLOT(tp_dealloc, addresses_dealloc),
+    SLOT(tp_methods, addresses_methods),
+    {0, NULL},
+};
 
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
+/* Whether a wire knows how to send everything that is posted. */
+static bool has_routes(const struct rdmacm_ud *ud) {
+    for (size_t i = 0; i < ud->sends_count; i++) {
+        const struct pin *pin = RDMACM_RING_AT(ud, sends, i)->pin;
+        if (Py_TYPE(pin->route) != route_type)
+            return false;
+    }
+    return true;
+}
+
 static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     struct queue_pair_parts parts;
-    PyObject *pd, *regions;
+    PyObject *addresses;
     int fds[2];
-    if (!PyArg_ParseTuple(args, "O!O!OOO!O!O!(ii)O!", wire_type, &parts.wire, ud_core_type, &parts.core, &parts.qp, &pd,
-                          regions_type, &regions, queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &fds[0],
-                          &fds[1], &PyTuple_Type, &parts.limits))
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!O!(ii)O!", wire_type, &parts.wire, ud_engine_type, &parts.core, &parts.qp,
+                          queue_type, &parts.send_queue, queue_type, &parts.recv_queue, addresses_type, &addresses,
+                          &fds[0], &fds[1], &PyTuple_Type, &parts.limits))
         return NULL;
-    UdCore *core = (UdCore *)parts.core;
-    if (!((Wire *)parts.wire)->wire || core->is_shared || core->ud.sends_count)
-        return PyErr_Format(PyExc_ValueError, "a closed wire, or an engine that is on a wire or has to send");
+    UdEngine *engine = (UdEngine *)parts.core;
+    if (!((Wire *)parts.wire)->wire || engine->is_shared || !has_routes(&engine->ud))
+        return PyErr_Format(PyExc_ValueError, "a closed wire, or an engine that is on a wire or has other routes");
     Datagrams *self = new_object(type);
     if (!self)
         return NULL;
     struct rdmacm_ud_end *end = &self->end;
-    end->ud = &core->ud;
+    end->ud = &engine->ud;
+    end->addresses = &((Addresses *)addresses)->addresses;
     memcpy(end->fds, fds, sizeof fds);
     end->conn.ud = end;
     end->conn.qp_num = end->ud->qp_num;
     self->base.conn = &end->conn;
     self->base.post_send = post_send;
-    self->base.is_shared = &core->is_shared;
-    self->base.rules.regions = &((Regions *)regions)->regions;
-    self->base.rules.pd = (uint64_t)(uintptr_t)pd;
-    self->base.pd = Py_NewRef(pd);
-    self->base.regions = Py_NewRef(regions);
+    self->base.is_shared = &engine->is_shared;
+    self->base.rules.regions = engine->ud.regions;
+    self->base.rules.pd = engine->ud.pd;
+    self->base.addresses = Py_NewRef(addresses);
+    if (engine->shared)
+        ((SharedReceives *)engine->shared)->is_shared = true;
     if (!queue_pair_join(&self->base, &parts)) {
         Py_DECREF((PyObject *)self);
         return NULL;
@@ -139,8 +218,8 @@ static PyMethodDef datagrams_methods[] = {
     QUEUE_PAIR_METHODS,
     {"post_part", (PyCFunction)(void (*)(void))datagrams_post_part, METH_FASTCALL,
      "False: a datagram needs an address handle."},
-    {"add_address", (PyCFunction)datagrams_add_address, METH_VARARGS,
-     "add_address(address, scope): accept packets that were sent to an address of the device."},
+    {"transmit", (PyCFunction)datagrams_transmit, METH_O,
+     "transmit(limit): send up to `limit` packets, and return how many; None if Python has to do it."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -152,6 +231,11 @@ static PyType_Slot datagrams_slots[] = {
     {0, NULL},
 };
 
+PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
+    return set_objects(args, 1, &ah_class);
+}
+
 bool datagrams_init(PyObject *module) {
-    return ADD_TYPE(module, Datagrams, Py_TPFLAGS_HAVE_GC, datagrams_slots) != NULL;
+    addresses_type = ADD_TYPE(module, Addresses, 0, addresses_slots);
+    return addresses_type && ADD_TYPE(module, Datagrams, Py_TPFLAGS_HAVE_GC, datagrams_slots) != NULL;
 }

@@ -151,7 +151,8 @@ static PyObject *segment_of(const struct pin *pin, size_t index) {
     return part_of(hold->region ? &hold->region->holds[0].view : &hold->view, element->data, element->length);
 }
 
-PyObject *segments_of(const struct pin *pin) {
+/* Its memory as the engine in Python has it: a tuple of views. */
+static PyObject *segments_of(const struct pin *pin) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < pin->memory.count; i++)
         append(&list, segment_of(pin, i));

@@ -9,7 +9,7 @@
 /* Whether requests may be queued here. The mutex is held. */
 static bool has_core(const QueuePair *self) {
     const struct rdmacm_conn *conn = self->conn;
-    return self->core && conn->wire && conn->wire->is_enabled && (conn->ud || !conn->rc->failed);
+    return self->core && conn->wire && conn->wire->is_enabled && !(conn->ud ? conn->ud->ud->failed : conn->rc->failed);
 }
 
 static size_t sends_count(const struct rdmacm_conn *conn) {
@@ -124,13 +124,15 @@ PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *Py_UNUSED(ign
 }
 
 void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *taken) {
-    struct rdmacm_counts *counts = conn->ud ? &conn->ud->counts : &conn->rc->counts;
-    *taken = *counts;
-    *counts = (struct rdmacm_counts){0};
+    *taken = (struct rdmacm_counts){0};
+    if (!conn->rc) /* it has only refused packets, which the wire has counted */
+        return;
+    *taken = conn->rc->counts;
+    conn->rc->counts = (struct rdmacm_counts){0};
 }
 
 PyObject *queue_pair_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
-    if (!self->core && self->conn->rc) /* its engine has them */
+    if (!self->core) /* its engine has them */
         return PyList_New(0);
     struct rdmacm_counts counts;
     enter_core();
@@ -184,8 +186,7 @@ int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
     Py_VISIT(self->qp);
     Py_VISIT(self->send_queue);
     Py_VISIT(self->recv_queue);
-    Py_VISIT(self->pd);
-    Py_VISIT(self->regions);
+    Py_VISIT(self->addresses);
     return 0;
 }
 
@@ -202,8 +203,7 @@ int queue_pair_clear(QueuePair *self) {
     Py_CLEAR(self->qp);
     Py_CLEAR(self->send_queue);
     Py_CLEAR(self->recv_queue);
-    Py_CLEAR(self->pd);
-    Py_CLEAR(self->regions);
+    Py_CLEAR(self->addresses);
     return 0;
 }
 

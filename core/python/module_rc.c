@@ -129,7 +129,6 @@ static const struct {
     [RDMACM_DROPPED_ANSWERS] = {"dropped", "answer"},
     [RDMACM_RETRIES_EXCEEDED] = {"errors", "retry_exceeded_err"},
     [RDMACM_RNR_RETRIES_EXCEEDED] = {"errors", "retry_rnr_exceeded_err"},
-    [RDMACM_DROPPED_NO_RECEIVE] = {"dropped", "no receive"},
 };
 
 const char *const refusal_names[RDMACM_REFUSALS] = {
@@ -137,6 +136,7 @@ const char *const refusal_names[RDMACM_REFUSALS] = {
     [RDMACM_REFUSED_VERSION] = "version", [RDMACM_REFUSED_QPN] = "qpn",
     [RDMACM_REFUSED_STATE] = "state",     [RDMACM_REFUSED_PKEY] = "pkey",
     [RDMACM_REFUSED_QKEY] = "qkey", [RDMACM_REFUSED_ICRC] = "icrc",
+    [RDMACM_REFUSED_NO_RECEIVE] = "no receive",
     [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
 };
 

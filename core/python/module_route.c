@@ -99,12 +99,18 @@ static void route_dealloc(Route *self) {
     free_object((PyObject *)self);
 }
 
+static PyMemberDef route_members[] = {
+    {"owner", T_OBJECT, offsetof(Route, owner), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot route_slots[] = {
     SLOT(tp_doc, "The address and the ancillary data of datagrams (docs/core.md)."),
     SLOT(tp_new, route_new),
     SLOT(tp_traverse, route_traverse),
     SLOT(tp_clear, route_clear),
     SLOT(tp_dealloc, route_dealloc),
+    SLOT(tp_members, route_members),
     {0, NULL},
 };
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -63,7 +64,7 @@ static bool look(struct rdmacm_wire *wire, size_t *count) {
     bool is_mine = true;
     for (int i = 0; i < found; i++) {
         size_t at = 0;
-        while (at < wire->sources_count && wire->sources[at] != ready[i].data.fd)
+        while (at < wire->sources_count && wire->sources[at].fd != ready[i].data.fd)
             at++;
         if (at == wire->sources_count || ready[i].events & EPOLLERR)
             is_mine = false;
@@ -230,6 +231,7 @@ static PyObject *wire_close(Wire *self, PyObject *Py_UNUSED(ignored)) {
     enter_core();
     rdmacm_wire_forget_all(wire);
     rdmacm_wire_clear_arrivals(wire);
+    rdmacm_wire_remove_groups(wire);
     for (; wire->added; wire->added = wire->added->next_added)
         wire->added->is_listed = false;
     wire->sources_count = 0;
@@ -264,12 +266,88 @@ static PyObject *wire_add_source(Wire *self, PyObject *argument) {
         return NULL;
     if (self->wire) {
         enter_core();
-        bool done = rdmacm_wire_add_source(self->wire, (int)fd);
+        bool done = rdmacm_wire_add_source(self->wire, (int)fd, NULL);
         rdmacm_leave();
         if (!done)
             return PyErr_NoMemory();
     }
     Py_RETURN_NONE;
+}
+
+/* A group as group_key() of soft/wire/base.py has it: the address, and the index of the interface in four bytes more. */
+struct group_key {
+    const uint8_t *address;
+    bool is_ipv6;
+    uint32_t ifindex;
+};
+
+static bool set_group_key(struct group_key *key, const char *bytes, Py_ssize_t length) {
+    if (length != 8 && length != 20) {
+        PyErr_SetString(PyExc_ValueError, "an address of 4 or 16 bytes is wanted, and an index after it");
+        return false;
+    }
+    key->address = (const uint8_t *)bytes;
+    key->is_ipv6 = length == 20;
+    key->ifindex = rdmacm_load32(key->address + length - 4);
+    return true;
+}
+
+static PyObject *wire_add_group(Wire *self, PyObject *args) {
+    int fd;
+    const char *bytes;
+    Py_ssize_t length;
+    struct group_key key;
+    if (!PyArg_ParseTuple(args, "iy#", &fd, &bytes, &length) || !set_group_key(&key, bytes, length))
+        return NULL;
+    if (self->wire) {
+        enter_core();
+        bool done = rdmacm_wire_add_group(self->wire, fd, key.address, key.is_ipv6, key.ifindex);
+        rdmacm_leave();
+        if (!done)
+            return PyErr_NoMemory();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *wire_remove_group(Wire *self, PyObject *argument) {
+    long fd = PyLong_AsLong(argument);
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    if (self->wire) {
+        enter_core();
+        rdmacm_wire_remove_group(self->wire, (int)fd);
+        rdmacm_leave();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *wire_set_members(Wire *self, PyObject *args) {
+    const char *bytes;
+    Py_ssize_t length;
+    PyObject *numbers;
+    struct group_key key;
+    if (!PyArg_ParseTuple(args, "y#O!", &bytes, &length, &PyTuple_Type, &numbers) ||
+        !set_group_key(&key, bytes, length))
+        return NULL;
+    size_t count = (size_t)PyTuple_Size(numbers);
+    uint32_t *members = malloc((count ? count : 1) * sizeof *members);
+    if (!members)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++)
+        members[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(numbers, (Py_ssize_t)i));
+    if (!PyErr_Occurred() && self->wire) {
+        enter_core();
+        struct rdmacm_group *group = rdmacm_wire_find_group(self->wire, key.address, key.is_ipv6, key.ifindex);
+        if (group) {
+            uint32_t *before = group->members;
+            group->members = members;
+            group->members_count = count;
+            members = before;
+        }
+        rdmacm_leave();
+    }
+    free(members);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *wire_receive(Wire *self, PyObject *argument) {
@@ -362,9 +440,10 @@ static PyObject *wire_take_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
         rdmacm_leave();
     }
     for (; list && arrival; arrival = arrival->next) /* nobody else has those that were taken */
-        append(&list, Py_BuildValue("y#nNy#ii", arrival->data, (Py_ssize_t)arrival->size,
+        append(&list, Py_BuildValue("y#nNy#Iii", arrival->data, (Py_ssize_t)arrival->size,
                                     (Py_ssize_t)arrival->segment, address_of(&arrival->source), arrival->local,
-                                    (Py_ssize_t)arrival->local_length, arrival->traffic_class, arrival->hop_limit));
+                                    (Py_ssize_t)arrival->local_length, arrival->ifindex, arrival->traffic_class,
+                                    arrival->hop_limit));
     return list;
 }
 
@@ -463,7 +542,7 @@ static const char *const stray_names[RDMACM_STRAYS] = {
     [RDMACM_SHORT] = "short",           [RDMACM_STRAY] = "stray",
     [RDMACM_BACKLOG] = "backlog_full",  [RDMACM_SHORT_TRAIN] = "short",
     [RDMACM_UNKNOWN_QP] = "unknown_qp", [RDMACM_WRONG_ADDRESS] = "address",
-    [RDMACM_WRONG_STATE] = "state",
+    [RDMACM_WRONG_STATE] = "state",     [RDMACM_NO_MEMBER] = "group",
 };
 
 static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
@@ -680,6 +759,11 @@ static PyMethodDef wire_methods[] = {
     {"close", (PyCFunction)wire_close, METH_NOARGS, "Let go of the connections and of the sockets, which stay open."},
     {"abandon", (PyCFunction)wire_abandon, METH_NOARGS, "In a child of fork(2): do nothing any more."},
     {"add_source", (PyCFunction)wire_add_source, METH_O, "add_source(fd): read a UDP socket."},
+    {"add_group", (PyCFunction)wire_add_group, METH_VARARGS,
+     "add_group(fd, key): read the socket of a multicast group, which group_key() names."},
+    {"remove_group", (PyCFunction)wire_remove_group, METH_O, "remove_group(fd): before the socket is closed."},
+    {"set_members", (PyCFunction)wire_set_members, METH_VARARGS,
+     "set_members(key, numbers): the queue pairs that are attached to a group."},
     {"receive", (PyCFunction)wire_receive, METH_O, "receive(fd): read a socket; the number of datagrams."},
     {"acknowledge", (PyCFunction)wire_acknowledge, METH_NOARGS, "Send the ACKs that wait."},
     {"begin_turn", (PyCFunction)wire_begin_turn, METH_NOARGS,
@@ -688,7 +772,8 @@ static PyMethodDef wire_methods[] = {
      "end_turn(has_result, taken): after that, send more, and the ACKs, unless they may be deferred. Whether the core\n"
      "has taken packets since begin_turn() returned `taken`, or has still more to send."},
     {"take_arrivals", (PyCFunction)wire_take_arrivals, METH_NOARGS,
-     "What was not processed: (data, segment, (address, port, flow, scope), local, traffic class, hop limit)."},
+     "What was not processed: (data, segment, (address, port, flow, scope), local, interface of a multicast group or 0,\n"
+     "traffic class, hop limit)."},
     {"end_arrivals", (PyCFunction)wire_end_arrivals, METH_NOARGS, "Those that were taken have been processed."},
     {"take_counts", (PyCFunction)wire_take_counts, METH_NOARGS,
      "Packets lost: (errno, count); -1 stands for no room, -2 for trains that were cut, -3 for packets dropped."},

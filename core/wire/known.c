@@ -90,13 +90,12 @@ static void refuse(struct rdmacm_wire *wire, struct rdmacm_known *known, enum rd
     }
 }
 
-void rdmacm_wire_count_refused(struct rdmacm_conn *conn) {
-    struct rdmacm_rc *rc = conn->rc;
-    for (enum rdmacm_refusal reason = 0; reason < RDMACM_REFUSALS; reason++)
-        if (rc->refused[reason])
-            refuse(conn->wire, conn->known, reason, rc->refused[reason]);
-    memset(rc->refused, 0, sizeof rc->refused);
-    rc->has_refused = false;
+void rdmacm_wire_count_refused(struct rdmacm_conn *conn, uint32_t *refused) {
+    for (enum rdmacm_refusal reason = 0; reason < RDMACM_REFUSALS; reason++) {
+        if (refused[reason])
+            refuse(conn->wire, conn->known, reason, refused[reason]);
+        refused[reason] = 0;
+    }
 }
 
 static bool is_own_slot(const struct rdmacm_wire *wire, uint32_t slot) {
@@ -116,6 +115,18 @@ static enum rdmacm_stray judge_unknown(const struct rdmacm_wire *wire, uint32_t 
         return RDMACM_UNKNOWN_QP;
     /* The system gives a packet of another process to this one only in a train. */
     return is_in_train ? RDMACM_NO_STRAY : RDMACM_STRAY;
+}
+
+/* The same of one that does. */
+static enum rdmacm_stray judge_known(const struct rdmacm_known *known, const struct rdmacm_received *from) {
+    const struct rdmacm_ud_end *end = known->conn ? known->conn->ud : NULL;
+    if (known->accepts == RDMACM_ACCEPTS_NONE)
+        return RDMACM_WRONG_STATE;
+    if (known->accepts == RDMACM_ACCEPTS_PEER && !is_of_peer(known, from))
+        return RDMACM_WRONG_ADDRESS;
+    if (end && !rdmacm_ud_is_own(end, from))
+        return RDMACM_WRONG_ADDRESS;
+    return end && end->ud->failed ? RDMACM_WRONG_STATE : RDMACM_NO_STRAY;
 }
 
 /* Why a queue pair refuses a packet that has reached it. */
@@ -141,13 +152,8 @@ bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_kno
 enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at,
                                       size_t size, uint32_t qp_num, bool is_first) {
     struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
-    enum rdmacm_stray stray = RDMACM_NO_STRAY;
-    if (!known)
-        stray = judge_unknown(wire, qp_num, from->segment);
-    else if (known->accepts == RDMACM_ACCEPTS_NONE)
-        stray = RDMACM_WRONG_STATE;
-    else if (known->accepts == RDMACM_ACCEPTS_PEER && !is_of_peer(known, from))
-        stray = RDMACM_WRONG_ADDRESS;
+    enum rdmacm_stray stray =
+        known ? judge_known(known, from) : judge_unknown(wire, qp_num, from->segment);
     if (stray != RDMACM_NO_STRAY) {
         wire->strays[stray] += is_first;
         return RDMACM_NOBODYS;

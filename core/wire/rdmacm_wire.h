@@ -115,6 +115,7 @@ enum rdmacm_stray {
     RDMACM_UNKNOWN_QP,
     RDMACM_WRONG_ADDRESS,
     RDMACM_WRONG_STATE,
+    RDMACM_NO_MEMBER, /* of a group that no queue pair is attached to */
     RDMACM_STRAYS,
     RDMACM_NO_STRAY = RDMACM_STRAYS,
 };
@@ -160,21 +161,23 @@ struct rdmacm_conn {
     void *owner;
 };
 
-enum { RDMACM_OWN_ADDRESSES = 8 };
+/* The addresses of a device. Its queue pairs refer to them; the owner has the structure. */
+struct rdmacm_addresses {
+    uint32_t ifindex; /* of its interface */
+    struct rdmacm_address {
+        bool is_ipv6;
+        uint8_t address[16];
+    } *items;
+    size_t count;
+};
 
 /* A datagram queue pair of a wire. */
 struct rdmacm_ud_end {
     struct rdmacm_conn conn;
     struct rdmacm_ud *ud;
     int fds[2]; /* packets leave from this socket of IPv4, and that of IPv6; -1: none */
-    /* The addresses that packets are accepted at. */
-    struct rdmacm_own_address {
-        bool is_ipv6;
-        uint8_t address[16];
-        uint32_t scope; /* of a link-local address, the interface index; else 0 */
-    } own[RDMACM_OWN_ADDRESSES];
-    size_t own_count;
-    struct rdmacm_counts counts;
+    const struct rdmacm_addresses *addresses; /* that packets are accepted at */
+    uint8_t told;                             /* what the owner has been told of its engine: see ud_wire.c */
 };
 
 /* -- the wire -------------------------------------------------------------------------------------------------------- */
@@ -186,8 +189,10 @@ struct rdmacm_arrival {
     uint8_t local[16];
     size_t local_length; /* bytes; 0: not known */
     int traffic_class, hop_limit; /* -1: not known */
-    uint32_t qp_num; /* of its first packet */
+    uint32_t qp_num; /* of its first packet; 0: the group is gone */
     bool is_others;  /* whether that is no queue pair of this wire */
+    struct rdmacm_group *group; /* whose packet it is; NULL: of no multicast group */
+    uint32_t ifindex;           /* where that is; 0: none */
     size_t segment, size;
     uint8_t data[];
 };
@@ -211,6 +216,7 @@ struct rdmacm_received {
     uint8_t local[16];
     size_t local_length; /* bytes; 0: not known */
     int traffic_class, hop_limit; /* -1: not known */
+    uint32_t ifindex;             /* of the interface where it has arrived */
     size_t segment, size;
 };
 
@@ -220,9 +226,24 @@ const uint8_t *rdmacm_source_of(const struct rdmacm_received *from);
 /* Whether it comes from an address and has arrived at another, of `length` bytes each. */
 bool rdmacm_is_between(const struct rdmacm_received *from, size_t length, const uint8_t *remote, const uint8_t *local);
 
+/* A multicast group on an interface: it has a socket of its own. */
+struct rdmacm_group {
+    struct rdmacm_group *next;
+    bool is_ipv6;
+    uint8_t address[16];
+    uint32_t ifindex;
+    uint32_t *members; /* the numbers of the queue pairs that are attached to it */
+    size_t members_count;
+    struct rdmacm_known waiting; /* its packets that wait for the owner */
+};
+
 struct rdmacm_wire {
-    int *sources; /* descriptors of UDP sockets */
+    struct rdmacm_source {
+        int fd;                     /* of a UDP socket */
+        struct rdmacm_group *group; /* NULL: packets of queue pairs arrive there */
+    } *sources;
     size_t sources_count, sources_capacity;
+    struct rdmacm_group *groups;
     int recent;  /* the descriptor where the last packet arrived; -1: none */
     int poll_fd; /* an epoll descriptor of all descriptors that the owner reads */
     bool is_enabled;     /* false: every packet is the owner's */
@@ -269,7 +290,15 @@ struct rdmacm_wire {
 struct rdmacm_wire *rdmacm_wire_new(void);
 /* The owner has taken everything out. */
 void rdmacm_wire_free(struct rdmacm_wire *wire);
-bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd);
+bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd, struct rdmacm_group *group);
+/* Read the socket of a group at an address of 4 or 16 bytes. False without memory. */
+bool rdmacm_wire_add_group(struct rdmacm_wire *wire, int fd, const uint8_t *address, bool is_ipv6, uint32_t ifindex);
+/* Forget the group of a socket, before that is closed. */
+void rdmacm_wire_remove_group(struct rdmacm_wire *wire, int fd);
+void rdmacm_wire_remove_groups(struct rdmacm_wire *wire);
+/* NULL: there is none. */
+struct rdmacm_group *rdmacm_wire_find_group(const struct rdmacm_wire *wire, const uint8_t *address, bool is_ipv6,
+                                            uint32_t ifindex);
 
 /* The queue pair with a number; NULL: there is none. */
 struct rdmacm_known *rdmacm_wire_find(const struct rdmacm_wire *wire, uint32_t qp_num);
@@ -285,8 +314,8 @@ void rdmacm_wire_detach(struct rdmacm_conn *conn);
 /* Seconds of CLOCK_MONOTONIC. */
 double rdmacm_now(void);
 
-/* Read datagrams of a socket, at most a batch, process them and send what follows. Return how many there were. It ends
- * with the `most_left`th that is left to the owner. */
+/* Read datagrams of a socket of the wire, at most a batch, process them and send what follows. Return how many there were.
+ * It ends with the `most_left`th that is left to the owner. */
 size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left);
 /* The ACKs that wait: send them. */
 void rdmacm_wire_acknowledge(struct rdmacm_wire *wire, double now);
@@ -329,8 +358,8 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass completions on to the queues. */
 void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions);
 void rdmacm_wire_list_event(struct rdmacm_conn *conn, unsigned event);
-/* Count what the engine of a connection has refused as the wire does. */
-void rdmacm_wire_count_refused(struct rdmacm_conn *conn);
+/* Count what the engine of a queue pair has refused as the wire does. */
+void rdmacm_wire_count_refused(struct rdmacm_conn *conn, uint32_t *refused);
 /* Whether no more datagrams of a queue pair may wait for the owner. */
 bool rdmacm_wire_is_full(const struct rdmacm_wire *wire, const struct rdmacm_known *known);
 
@@ -359,10 +388,17 @@ enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdm
 /* The start of the ICRC of packets that come from there; false without addresses. */
 bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow);
 
-/* Process packets in the wire's buffer, `size` bytes from byte `at` on, which are for a queue pair; return the bytes of
- * those processed, and add those that were accepted to `accepted`. */
-size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
-                         size_t *accepted);
+/* Leave `size` bytes of a datagram, from byte `at` on, to the owner. `group` may be NULL. */
+void rdmacm_wire_leave(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at, size_t size,
+                       uint32_t qp_num, struct rdmacm_group *group);
+
+/* Whether a datagram has arrived at an address of the queue pair's device. */
+bool rdmacm_ud_is_own(const struct rdmacm_ud_end *end, const struct rdmacm_received *from);
+/* Process packets in the wire's buffer, `size` bytes from byte `at` on, which are for a queue pair that has not failed;
+ * return how many were accepted. */
+size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size);
+/* Process a datagram in the wire's buffer that was read from the socket of a group. */
+void rdmacm_group_deliver(struct rdmacm_wire *wire, struct rdmacm_group *group, const struct rdmacm_received *from);
 /* Send up to `limit` packets; return how many. */
 size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit);
 

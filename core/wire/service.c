@@ -19,6 +19,8 @@ struct rdmacm_service {
     pthread_t thread;
     int wake_fd;   /* an eventfd(2) that ends its sleep */
     int signal_fd; /* the owner's */
+    struct pollfd *waited; /* `wake_fd`, and the sockets of the wire */
+    size_t capacity;       /* of these */
     double until;  /* when it wakes up by itself, in seconds, where that is later than in a moment; else 0 */
     atomic_bool is_stopped;
     atomic_bool is_signalled; /* whether the owner has not heard the last signal yet */
@@ -27,7 +29,7 @@ struct rdmacm_service {
 enum {
     NAP = 1,           /* milliseconds */
     SLICE = 100000,    /* nanoseconds, the least that Linux takes */
-    MOST_SOURCES = 64, /* that it waits for; the owner reads those of more slots */
+    SOURCES = 8,           /* sockets that there is room for at first */
     LONGEST_WAIT = 60000, /* milliseconds */
 };
 
@@ -60,13 +62,21 @@ static bool has_error(const struct pollfd *sources, size_t count) {
     return false;
 }
 
-/* The sockets to wait for. */
-static size_t list_sources(const struct rdmacm_wire *wire, struct pollfd *sources) {
+/* List the sockets to wait for; how many there are. Without memory, those that there is room for. */
+static size_t list_sources(struct rdmacm_service *service) {
+    const struct rdmacm_wire *wire = service->wire;
     if (!wire->is_enabled || !wire->conns_count)
         return 0;
+    if (wire->sources_count > service->capacity) {
+        struct pollfd *waited = realloc(service->waited, (1 + 2 * wire->sources_count) * sizeof *waited);
+        if (waited) {
+            service->waited = waited;
+            service->capacity = 2 * wire->sources_count;
+        }
+    }
     size_t count = 0;
-    for (; count < wire->sources_count && count < MOST_SOURCES; count++)
-        sources[count] = (struct pollfd){.fd = wire->sources[count], .events = POLLIN};
+    for (; count < wire->sources_count && count < service->capacity; count++)
+        service->waited[1 + count] = (struct pollfd){.fd = wire->sources[count].fd, .events = POLLIN};
     return count;
 }
 
@@ -102,8 +112,6 @@ static void *run(void *argument) {
     struct rdmacm_service *service = argument;
     shorten_slice();
     struct rdmacm_wire *wire = service->wire;
-    struct pollfd waited[1 + MOST_SOURCES] = {{.fd = service->wake_fd, .events = POLLIN}};
-    struct pollfd *sources = waited + 1;
     uint64_t seen = 0;
     bool is_idle = false; /* whether the counter has stood still for a nap */
     while (!atomic_load(&service->is_stopped)) {
@@ -114,7 +122,7 @@ static void *run(void *argument) {
             is_idle = atomic_load(&wire->calls) == seen;
             if (is_idle) {
                 serve(wire, NULL, 0); /* what callers have deferred */
-                count = list_sources(wire, sources);
+                count = list_sources(service);
                 if (count)
                     wait = prepare_wait(service);
                 else if (!wire->conns_count)
@@ -124,6 +132,7 @@ static void *run(void *argument) {
             }
             rdmacm_leave();
         }
+        struct pollfd *waited = service->waited, *sources = waited + 1;
         if (!is_idle || !count) {
             seen = atomic_load(&wire->calls);
             if (poll(waited, 1, wait) > 0)
@@ -159,15 +168,20 @@ bool rdmacm_service_start(struct rdmacm_wire *wire, int signal_fd) {
     service->wire = wire;
     service->signal_fd = signal_fd;
     service->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    service->waited = calloc(1 + SOURCES, sizeof *service->waited);
+    service->capacity = SOURCES;
+    if (service->waited)
+        service->waited[0] = (struct pollfd){.fd = service->wake_fd, .events = POLLIN};
     /* Signals are for the owner's threads. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool done = service->wake_fd >= 0 && !pthread_create(&service->thread, NULL, run, service);
+    bool done = service->wake_fd >= 0 && service->waited && !pthread_create(&service->thread, NULL, run, service);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!done) {
         if (service->wake_fd >= 0)
             close(service->wake_fd);
+        free(service->waited);
         free(service);
         return false;
     }
@@ -184,6 +198,7 @@ void rdmacm_service_stop(struct rdmacm_wire *wire) {
     eventfd_write(service->wake_fd, 1);
     pthread_join(service->thread, NULL);
     close(service->wake_fd);
+    free(service->waited);
     free(service);
 }
 

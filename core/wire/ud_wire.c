@@ -5,29 +5,49 @@
 
 /* The fields of the IP header where the system does not say them. */
 enum { USUAL_TRAFFIC_CLASS = 0, USUAL_HOP_LIMIT = 64 };
+/* Bits of rdmacm_ud_end.told. */
+enum { TOLD_SEND_FAILED = 1, TOLD_FAILED = 2 };
 
 static bool is_link_local(const uint8_t *address) { return address[0] == 0xFE && (address[1] & 0xC0) == 0x80; }
 
-/* Whether a datagram has arrived at an address of the queue pair's device, as far as the owner has said. */
-static bool is_own(const struct rdmacm_ud_end *end, const struct rdmacm_received *from) {
+bool rdmacm_ud_is_own(const struct rdmacm_ud_end *end, const struct rdmacm_received *from) {
+    const struct rdmacm_addresses *addresses = end->addresses;
     bool is_ipv6 = from->local_length == 16;
-    const struct sockaddr_in6 *source = (const struct sockaddr_in6 *)&from->source;
-    uint32_t scope = is_ipv6 && is_link_local(from->local) ? source->sin6_scope_id : 0;
-    for (size_t i = 0; i < end->own_count; i++) {
-        const struct rdmacm_own_address *own = &end->own[i];
-        if (own->is_ipv6 == is_ipv6 && own->scope == scope &&
-            memcmp(own->address, from->local, from->local_length) == 0)
-            return true;
+    if (!rdmacm_source_of(from))
+        return false;
+    if (is_ipv6 && is_link_local(from->local)) {
+        uint32_t scope = ((const struct sockaddr_in6 *)&from->source)->sin6_scope_id;
+        if (scope && scope != addresses->ifindex)
+            return false;
     }
+    for (size_t i = 0; i < addresses->count; i++)
+        if (addresses->items[i].is_ipv6 == is_ipv6 &&
+            !memcmp(addresses->items[i].address, from->local, from->local_length))
+            return true;
     return false;
 }
 
-size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size,
-                         size_t *accepted) {
-    struct rdmacm_wire *wire = end->conn.wire;
+/* Pass on what the engine has to say. */
+static void see_engine(struct rdmacm_ud_end *end) {
+    struct rdmacm_conn *conn = &end->conn;
     struct rdmacm_ud *ud = end->ud;
+    rdmacm_wire_complete(conn, &ud->completions);
+    if (ud->has_refused) {
+        rdmacm_wire_count_refused(conn, ud->refused);
+        ud->has_refused = false;
+    }
+    if (ud->srq && ud->srq->is_limit_reached)
+        rdmacm_wire_list_event(conn, RDMACM_EVENT_SRQ_LIMIT);
+    uint8_t failed = (uint8_t)((ud->send_failed ? TOLD_SEND_FAILED : 0) | (ud->failed ? TOLD_FAILED : 0));
+    if (failed & ~end->told)
+        rdmacm_wire_list_event(conn, RDMACM_EVENT_FAILED);
+    end->told = failed;
+}
+
+size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size) {
+    struct rdmacm_wire *wire = end->conn.wire;
     struct rdmacm_ud_source source = {.traffic_class = USUAL_TRAFFIC_CLASS, .hop_limit = USUAL_HOP_LIMIT};
-    if (!is_own(end, from) || !rdmacm_flow_of(from, &source.flow))
+    if (!rdmacm_flow_of(from, &source.flow))
         return 0;
     memcpy(source.source, rdmacm_source_of(from), from->local_length);
     memcpy(source.destination, from->local, from->local_length);
@@ -35,15 +55,9 @@ size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received
         source.traffic_class = (uint8_t)from->traffic_class;
         source.hop_limit = (uint8_t)from->hop_limit;
     }
-    size_t count, no_receive;
-    size_t taken = rdmacm_ud_take(ud, wire->buffer + at, size, from->segment, &source, &count, &no_receive);
-    *accepted += count;
-    if (no_receive) {
-        end->counts.of[RDMACM_DROPPED_NO_RECEIVE] += (uint32_t)no_receive;
-        rdmacm_wire_list_event(&end->conn, RDMACM_EVENT_COUNTS);
-    }
-    rdmacm_wire_complete(&end->conn, &ud->completions);
-    return taken;
+    size_t accepted = rdmacm_ud_take(end->ud, wire->buffer + at, size, from->segment, &source);
+    see_engine(end);
+    return accepted;
 }
 
 size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit) {
@@ -59,6 +73,6 @@ size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit) {
         for (size_t i = 0; i < out->datagrams_count; i++)
             rdmacm_wire_send(wire, end->fds[route->is_ipv6], route, &out->datagrams[i]);
     }
-    rdmacm_wire_complete(&end->conn, &ud->completions);
+    see_engine(end);
     return sent;
 }

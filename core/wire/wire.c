@@ -34,22 +34,23 @@ struct rdmacm_wire *rdmacm_wire_new(void) {
 
 void rdmacm_wire_free(struct rdmacm_wire *wire) {
     rdmacm_wire_clear_arrivals(wire);
+    rdmacm_wire_remove_groups(wire);
     free(wire->sources);
     rdmacm_wire_forget_all(wire);
     rdmacm_table_free(&wire->known);
     free(wire);
 }
 
-bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd) {
+bool rdmacm_wire_add_source(struct rdmacm_wire *wire, int fd, struct rdmacm_group *group) {
     if (wire->sources_count == wire->sources_capacity) {
         size_t capacity = wire->sources_capacity ? 2 * wire->sources_capacity : 4;
-        int *sources = realloc(wire->sources, capacity * sizeof *sources);
+        struct rdmacm_source *sources = realloc(wire->sources, capacity * sizeof *sources);
         if (!sources)
             return false;
         wire->sources = sources;
         wire->sources_capacity = capacity;
     }
-    wire->sources[wire->sources_count++] = fd;
+    wire->sources[wire->sources_count++] = (struct rdmacm_source){fd, group};
     if (wire->service)
         rdmacm_service_wake(wire);
     return true;
@@ -201,8 +202,10 @@ static void see_engine(struct rdmacm_conn *conn) {
     rdmacm_wire_complete(conn, &rc->completions);
     if (rc->counts.has_any)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_COUNTS);
-    if (rc->has_refused)
-        rdmacm_wire_count_refused(conn);
+    if (rc->has_refused) {
+        rdmacm_wire_count_refused(conn, rc->refused);
+        rc->has_refused = false;
+    }
     if (rc->srq && rc->srq->is_limit_reached)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_SRQ_LIMIT);
     if (rc->failed && !conn->told_failed) {
@@ -352,7 +355,9 @@ struct rdmacm_arrival *rdmacm_wire_take_arrivals(struct rdmacm_wire *wire) {
 void rdmacm_wire_end_arrivals(struct rdmacm_wire *wire) {
     for (struct rdmacm_arrival *arrival; (arrival = wire->processing);) {
         wire->processing = arrival->next;
-        struct rdmacm_known *known = arrival->is_others ? &wire->others : rdmacm_wire_find(wire, arrival->qp_num);
+        struct rdmacm_known *known = arrival->group       ? &arrival->group->waiting
+                                     : arrival->is_others ? &wire->others
+                                                          : rdmacm_wire_find(wire, arrival->qp_num);
         if (known && known->queued) { /* else it is a new one of the same number */
             known->queued--;
             known->queued_bytes -= known->queued_bytes < arrival->size ? known->queued_bytes : arrival->size;
@@ -367,10 +372,9 @@ void rdmacm_wire_clear_arrivals(struct rdmacm_wire *wire) {
     rdmacm_wire_end_arrivals(wire);
 }
 
-/* Leave `size` bytes of a datagram, from byte `at` on, to the owner. */
-static void leave(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at, size_t size,
-                  uint32_t qp_num) {
-    struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
+void rdmacm_wire_leave(struct rdmacm_wire *wire, const struct rdmacm_received *from, size_t at, size_t size,
+                       uint32_t qp_num, struct rdmacm_group *group) {
+    struct rdmacm_known *known = group ? &group->waiting : rdmacm_wire_find(wire, qp_num);
     bool is_others = !known;
     if (is_others)
         known = &wire->others;
@@ -393,6 +397,8 @@ static void leave(struct rdmacm_wire *wire, const struct rdmacm_received *from, 
     arrival->hop_limit = from->hop_limit;
     arrival->qp_num = qp_num;
     arrival->is_others = is_others;
+    arrival->group = group;
+    arrival->ifindex = group ? group->ifindex : 0;
     arrival->segment = from->segment < size ? from->segment : 0;
     arrival->size = size;
     memcpy(arrival->data, wire->buffer + at, size);
@@ -462,27 +468,25 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
     uint32_t qp_num = qp_num_at(wire, at);
     size_t accepted = 0, begin = at, step = from->segment ? from->segment : from->size;
     bool is_taken = false;
-    while (at < end) {
+    for (size_t size; at < end; at += size) {
         const struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
         struct rdmacm_conn *conn = known && !known->queued ? known->conn : NULL;
-        size_t taken = 0;
-        if (conn && conn->ud)
-            taken = rdmacm_ud_deliver(conn->ud, from, at, end - at, &accepted);
-        else if (conn && deliver_to_connection(conn, from, at, end - at, now, &accepted))
-            taken = end - at;
-        if (taken) {
+        size = end - at;
+        if (conn && conn->ud && rdmacm_ud_is_own(conn->ud, from) && !conn->ud->ud->failed) {
+            accepted += rdmacm_ud_deliver(conn->ud, from, at, size);
             is_taken = true;
-            at += taken;
-            continue;
+        } else if (conn && conn->rc) {
+            is_taken = deliver_to_connection(conn, from, at, size, now, &accepted);
         }
-        size_t size = end - at < step ? end - at : step;
+        if (is_taken)
+            break;
+        size = size < step ? size : step;
         enum rdmacm_verdict verdict = rdmacm_wire_judge(wire, from, at, size, qp_num, at == begin);
         if (verdict == RDMACM_KEPT) {
-            leave(wire, from, at, end - at, qp_num);
-            return is_taken;
+            rdmacm_wire_leave(wire, from, at, end - at, qp_num, NULL);
+            return false;
         }
         accepted += verdict == RDMACM_NOBODYS; /* no queue pair has dropped it */
-        at += size;
     }
     if (!accepted) {
         wire->counts.dropped++;
@@ -520,9 +524,11 @@ static void read_control(struct msghdr *message, struct rdmacm_received *from) {
         int level = header->cmsg_level, type = header->cmsg_type, number = 0;
         memcpy(&number, value, length < sizeof number ? length : sizeof number);
         if (level == IPPROTO_IP && type == IP_PKTINFO && length >= sizeof(struct in_pktinfo)) {
+            memcpy(&from->ifindex, value + offsetof(struct in_pktinfo, ipi_ifindex), sizeof from->ifindex);
             from->local_length = 4;
             memcpy(from->local, value + offsetof(struct in_pktinfo, ipi_addr), 4);
         } else if (level == IPPROTO_IPV6 && type == IPV6_PKTINFO && length >= sizeof(struct in6_pktinfo)) {
+            memcpy(&from->ifindex, value + offsetof(struct in6_pktinfo, ipi6_ifindex), sizeof from->ifindex);
             from->local_length = 16;
             memcpy(from->local, value + offsetof(struct in6_pktinfo, ipi6_addr), 16);
         } else if (level == SOL_UDP && type == UDP_GRO && length >= sizeof number) {
@@ -554,6 +560,7 @@ static int receive_one(struct rdmacm_wire *wire, int fd, struct rdmacm_received 
         return errno == EAGAIN ? 0 : -1;
     from->size = (size_t)size;
     from->segment = from->local_length = 0;
+    from->ifindex = 0;
     from->traffic_class = from->hop_limit = -1;
     read_control(&message, from);
     if (from->segment >= from->size)
@@ -572,12 +579,24 @@ bool rdmacm_wire_needs_owner(const struct rdmacm_wire *wire) {
     return wire->has_added || wire->events || wire->added || wire->arrivals || wire->ready;
 }
 
+/* NULL: its socket may have been closed meanwhile. */
+static const struct rdmacm_source *find_source(const struct rdmacm_wire *wire, int fd) {
+    for (size_t i = 0; i < wire->sources_count; i++)
+        if (wire->sources[i].fd == fd)
+            return &wire->sources[i];
+    return NULL;
+}
+
 size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left) {
     /* Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
      * coming: a lone message is answered sooner. */
     size_t limit = wire->busy_calls > RDMACM_STREAM ? RDMACM_BATCH : 1, count = 0;
     bool is_alone = true;
     double now = 0;
+    const struct rdmacm_source *source = find_source(wire, fd);
+    if (!source)
+        return 0;
+    struct rdmacm_group *group = source->group;
     for (int errors = 0; count < limit && wire->arrivals_count < most_left;) {
         struct rdmacm_received from;
         int found = receive_one(wire, fd, &from);
@@ -602,7 +621,10 @@ size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left) {
             wire->busy_calls = RDMACM_STREAM + 1;
         }
         now = now > 0 ? now : rdmacm_now();
-        deliver(wire, &from, now);
+        if (group)
+            rdmacm_group_deliver(wire, group, &from);
+        else
+            deliver(wire, &from, now);
     }
     if (count) {
         wire->busy_calls++;

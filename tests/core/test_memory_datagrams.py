@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from rdmacm.enums import WROpcode
 from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between
 from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.soft.device.memory import INACCESSIBLE
 from support.compiled import assert_collected, is_held
+from support.rc import Region
+from support.ud import make_ud
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
 
@@ -19,7 +24,7 @@ QKEY = 0x01234567
 
 
 def engines() -> tuple[UdEngine[str], UdEngine[str]]:
-    made = UdEngine[str](1, EngineCounters()), UdEngine[str](2, EngineCounters())
+    made: tuple[UdEngine[str], UdEngine[str]] = make_ud(1, name="c"), make_ud(2, name="c")
     for each in made:
         each.qkey = QKEY
     return made
@@ -42,7 +47,6 @@ def test_buffers_are_held_until_they_complete() -> None:
         ends[1].post_recv(RecvWork(2, (memoryview(buffer),)))
     assert all(map(is_held, buffers))
     exchange(ends)
-    assert ends[1].core_receives
     assert [wc.status.name for end in ends for wc in end.completed] == ["SUCCESS", "SUCCESS"]
     assert list(map(is_held, buffers)) == [False, False, True]
     ends[1].flush()
@@ -78,37 +82,76 @@ def test_read_only_receive_is_not_written() -> None:
     assert text == b"constant" * 20
 
 
+def test_datagrams_that_fail_let_go_of_buffers() -> None:
+    ends = engines()
+    buffers = [bytearray(64) for _ in range(3)]
+    for number, buffer in enumerate(buffers):
+        one = send(memoryview(buffer))
+        if number == 1:
+            one.work.segments = INACCESSIBLE
+        ends[0].post_send(one)
+    del one
+    assert list(map(is_held, buffers)) == [True, False, True]
+    assert len(ends[0].datagrams(64, 0)) == 1
+    assert [wc.status.name for wc in ends[0].completed] == ["SUCCESS", "LOC_PROT_ERR", "WR_FLUSH_ERR"]
+    assert not any(map(is_held, buffers))
+
+
 def test_wrong_types_are_refused() -> None:
     """The glue checks the types of what it is given."""
     assert compiled is not None
     end, flow = engines()[0], flow_between(*WAY)
     port = compiled.Wire(compiled.Lock(), lambda: None, ())
-    regions, queue = compiled.Regions(), compiled.CompletionQueue(port, 4)
+    queue, addresses = compiled.CompletionQueue(port, 4), compiled.Addresses(1)
     sizes = 1, 1, 1, True, True, True
+    ill_flow = SimpleNamespace(source=b"123", destination=b"123", icrc=flow.icrc)
+    no_icrc = SimpleNamespace(source=bytes(4), destination=bytes(4), icrc=SimpleNamespace(base="x"))
     for call in (
-        lambda: end.core_take(b"", 0, flow.source, flow.destination, 0, 0, 0, None),  # type: ignore[arg-type]
-        lambda: end.core_take(b"", 0, b"123", b"123", 0, 0, 0, []),
-        lambda: end.core_take(b"", 0, flow.source, flow.destination, 0, 256, 0, []),
-        lambda: end.core_build(1, 0, None),  # type: ignore[arg-type]
-        lambda: end.core_post_send(object()),
-        lambda: end.core_post_recv(object()),  # type: ignore[arg-type]
-        lambda: end.core_next_recv(-1),
+        lambda: compiled.UdEngine(1, object(), None, None),
+        lambda: compiled.UdEngine(1, SimpleNamespace(regions=None, pd=None), None, None),
+        lambda: compiled.UdEngine(1, Region(), object(), None),
+        lambda: end.received(memoryview(b""), 0, None),  # type: ignore[arg-type]
+        lambda: end.received(memoryview(b""), 0, ill_flow),  # type: ignore[arg-type]
+        lambda: end.received(memoryview(b""), 0, no_icrc),  # type: ignore[arg-type]
+        lambda: end.received(memoryview(b""), 0, flow, (0, 256)),
+        lambda: end.datagrams(1, None),  # type: ignore[arg-type]
+        lambda: end.ready_to_send(1 << 24),
+        lambda: end.post_send(object()),  # type: ignore[arg-type]
+        lambda: end.post_send(replace(send(memoryview(b"")), dest_qpn=1 << 32)),
+        lambda: end.post_send(UdSend(SendWork(1, WROpcode.RDMA_READ), "way", flow.icrc, 2, QKEY)),
+        lambda: end.post_send(send(memoryview(bytes(4097)))),
+        lambda: end.post_recv(object()),  # type: ignore[arg-type]
+        lambda: end.post_recv(RecvWork(1, [memoryview(bytearray(1))] * 33)),
         lambda: compiled.Route(port, None, 0, b"123", 4791, 0, [], 0),
         lambda: compiled.Route(port, None, 0, bytes(4), 4791, 0, [(0, 0, bytes(200))], 0),
         lambda: compiled.Route(port, None, 0, bytes(4), 4791, 0, [5], 0),
-        lambda: compiled.Datagrams(port, object(), None, None, regions, queue, queue, (3, 3), sizes),
+        lambda: compiled.Datagrams(port, object(), None, queue, queue, addresses, (3, 3), sizes),
+        lambda: compiled.Datagrams(port, end, None, queue, queue, None, (3, 3), sizes),
+        lambda: compiled.Addresses(None),
+        lambda: addresses.set(None),
+        lambda: addresses.set([bytes(4), b"123"]),
+        lambda: addresses.set([bytes(4), None]),
+        lambda: port.add_group(3, bytes(4)),
+        lambda: port.set_members(bytes(8), [1]),
+        lambda: port.set_members(bytes(8), (1, "x")),
+        lambda: port.remove_group(None),
     ):
         with pytest.raises((TypeError, ValueError, AttributeError, OverflowError)):
             call()
     with pytest.raises(AttributeError):
-        end.core_pending = 5  # type: ignore[misc]
-    datagrams = compiled.Datagrams(port, end, None, None, regions, queue, queue, (-1, -1), sizes)
+        end.has_pending = True  # type: ignore[misc]
+    other = engines()[0]
+    other.post_send(send(memoryview(b"x")))
+    with pytest.raises(ValueError, match="other routes"):
+        compiled.Datagrams(port, other, None, queue, queue, addresses, (-1, -1), sizes)
+    datagrams = compiled.Datagrams(port, end, None, queue, queue, addresses, (-1, -1), sizes)
     with pytest.raises(ValueError, match="on a wire"):
-        compiled.Datagrams(port, end, None, None, regions, queue, queue, (-1, -1), sizes)
-    for address in (b"123", bytes(17)):
-        with pytest.raises(ValueError, match="4 or 16 bytes"):
-            datagrams.add_address(address, 0)
+        compiled.Datagrams(port, end, None, queue, queue, addresses, (-1, -1), sizes)
+    with pytest.raises(ValueError, match="is wrong"):  # a wire needs a Route
+        end.post_send(send(memoryview(b"x")))
+    assert datagrams.transmit(1) == 0
     datagrams.detach()
+    assert datagrams.transmit(1) is None
     requests = [object()]
     assert datagrams.post_send(requests) is requests
     assert datagrams.post_recv(requests) is requests

@@ -17,9 +17,8 @@ import pytest
 
 from rdmacm import RdmaError, open_device
 from rdmacm.address import Gid
-from rdmacm.proto.constants import ROCE_PORT
+from rdmacm.proto.constants import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend
@@ -44,15 +43,18 @@ from rdmacm.verbs import (
     QPState,
     QPType,
     RecvWR,
+    ReregMRFlag,
     SendFlag,
     SendWR,
     WCStatus,
     WROpcode,
 )
-from rdmacm.verbs.enums import QPAttrMask
+from rdmacm.verbs.attr import SrqAttr
+from rdmacm.verbs.enums import EventType, QPAttrMask, SrqAttrMask
 from support.clock import eventually
 from support.compiled import CoreEnd
 from support.netns import python_environment
+from support.ud import make_ud
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
 
@@ -335,8 +337,6 @@ def test_what_is_dropped_is_counted(ends: Ends) -> None:
 
     eventually(counted, "not all are counted")
     assert right.backend._mux.dropped["packet"] == packets + 2
-    assert right.backend._engine is not None
-    assert right.backend._engine.core_receives, "the receives are still the core's"
     assert left.taken > taken
 
 
@@ -370,7 +370,7 @@ def test_packet_to_an_address_of_another_device(ends: Ends) -> None:
     left, right = ends.left, ends.right
     right.receive()
     source, destination = ip_address("127.0.0.1").packed, ip_address("127.0.0.2").packed
-    engine = UdEngine[str](left.qp.qp_num, EngineCounters())
+    engine: UdEngine[str] = make_ud(left.qp.qp_num)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind(("127.0.0.1", 0))
         for host in (destination, source):
@@ -385,19 +385,39 @@ def test_packet_to_an_address_of_another_device(ends: Ends) -> None:
     assert right.backend._mux.dropped["address"] == before + 1
 
 
-def test_receive_of_two_elements_is_pythons(ends: Ends) -> None:
+def test_receives_of_several_elements(ends: Ends) -> None:
     left, right = ends.left, ends.right
     right.receive(1)
     right.qp.post_recv(RecvWR(7, [right.region.sge(ROOM, 30), right.region.sge(ROOM + 30, 100)]))
     right.receive(1)
+    before = left.taken
     left.qp.post_send([ends.wr(n, b"one more") for n in range(3)])
     assert [wc.wr_id for wc in right.completions(3)] == [0, 7, 0]
     assert right.message(1, 8) == b"one more"
-    right.receive(DEPTH)
-    before = left.taken
-    left.qp.post_send([ends.wr(n, b"in a row") for n in range(DEPTH)])
-    right.completions(DEPTH)
-    assert left.taken > before, "the queue was empty, and is the core's again"
+    assert left.taken == before + 1
+
+
+@pytest.mark.parametrize("change", ["buffer", "nothing"])
+def test_region_that_is_registered_anew(ends: Ends, change: str) -> None:
+    left, right = ends.left, ends.right
+    old = bytearray(100)
+    region = MR(right.pd, old, AccessFlag.LOCAL_WRITE)
+    right.qp.post_recv(RecvWR(5, [region.sge()]))
+    if change == "buffer":
+        region.rereg(ReregMRFlag.CHANGE_TRANSLATION, None, bytearray(100))
+    else:
+        region.rereg(ReregMRFlag.CHANGE_ACCESS, access=AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ)
+    assert right.backend.core is not None
+    left.qp.post_send(ends.wr(1, b"into it"))
+    (wc,) = right.completions(1)
+    if change == "buffer":
+        assert wc.status is WCStatus.LOC_PROT_ERR
+        eventually(lambda: right.qp.state is QPState.ERR, "it has not ended")
+        assert not any(old)
+    else:
+        assert old[40:47] == b"into it"
+    right.qp.to_error()
+    region.close()
 
 
 def test_region_that_is_deregistered_under_way(ends: Ends) -> None:
@@ -420,7 +440,7 @@ def test_region_of_another_domain_is_not_written(ends: Ends) -> None:
     right.qp.post_recv(RecvWR(5, [left.region.sge(5 * ROOM, 100)]))
     left.qp.post_send(ends.wr(1, b"x"))
     assert right.completions(1)[0].status is WCStatus.LOC_PROT_ERR
-    assert right.qp.state is QPState.ERR
+    eventually(lambda: right.qp.state is QPState.ERR, "it has not ended")
     assert right.backend.core is None
     assert not any(left.memory[5 * ROOM :])
 
@@ -430,7 +450,11 @@ def test_states(ends: Ends) -> None:
     right.receive(3)
     left.qp.modify(QPAttr(qp_state=QPState.SQD), QPAttrMask.STATE)
     left.qp.post_send([ends.wr(1, b"waits"), ends.wr(2, b"too")])
-    assert left.backend.core is None
+    assert left.backend.core is not None
+    assert not left.cq.poll(1)
+    left.receive()
+    right.qp.post_send(SendWR(4, sg=[b"in"], send_flags=INLINE, **Ends.to(left, ends.back)))  # type: ignore[arg-type]
+    assert left.completions(1)[0].byte_len == 42, "receives go on"
     left.qp.modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE)
     assert [wc.wr_id for wc in left.completions(2)] == [1, 2]
     right.completions(2)
@@ -464,18 +488,177 @@ def test_tap_sees_every_packet(ends: Ends) -> None:
     assert left.taken > before
 
 
-def test_shared_receive_queue_is_pythons(ends: Ends) -> None:
+def test_shared_receive_queue(ends: Ends) -> None:
     left, shared = ends.left, make_end(srq=True)
     srq = shared.qp.srq
     assert srq is not None
-    for number in range(2):
+    for number in range(2):  # of the first packet its engine is made
         srq.post_recv(RecvWR(number, [shared.region.sge(0, ROOM)]))
         left.qp.post_send(ends.wr(number, b"shared", INLINE, remote_qpn=shared.qp.qp_num))
         assert [wc.wr_id for wc in shared.completions(1)] == [number]
-    assert shared.backend.core is None
+    assert shared.backend.core is not None
+    before = left.taken
+    srq.modify(SrqAttr(srq_limit=3), SrqAttrMask.LIMIT)
+    srq.post_recv([RecvWR(n, [shared.region.sge(n * ROOM, ROOM)]) for n in range(4)])
+    left.qp.post_send([ends.wr(n, b"%04d" % n, INLINE, remote_qpn=shared.qp.qp_num) for n in range(3)])
+    assert [wc.wr_id for wc in shared.completions(3)] == [0, 1, 2]
+    assert [shared.message(n, 4) for n in range(3)] == [b"0000", b"0001", b"0002"]
+    assert left.taken == before + 1
+    with shared.context.get_async_event(10) as event:
+        assert event.event_type is EventType.SRQ_LIMIT_REACHED
     shared.qp.close()
     srq.close()
     shared.close()
+
+
+def test_packets_in_other_states_are_dropped(ends: Ends) -> None:
+    """Those of a queue pair that has no engine, or has ended, are not left to Python."""
+    left, other = ends.left, make_end()
+    mux, before = left.backend._mux, left.backend._mux.dropped["state"]
+    other.qp.to_error()
+    left.qp.post_send([ends.wr(n, b"x", INLINE, remote_qpn=other.qp.qp_num) for n in range(2)])
+
+    def counted() -> bool:
+        left.cq.poll(1)
+        mux.count_strays()
+        return mux.dropped["state"] > before
+
+    eventually(counted, "not counted")
+    assert other.backend._engine is None
+    other.close()
+
+
+# -- multicast groups -------------------------------------------------------------------------------------------------
+
+HOST, GROUP = "127.0.0.1", "239.9.8.7"  # IPv6 has no route to a group here
+
+
+class Members:
+    """Two queue pairs that are attached to a group and have joined the port, and one that sends to it."""
+
+    def __init__(self) -> None:
+        self.gid = Gid.from_ip(ip_address(GROUP).packed)
+        self.ends = [make_end() for _ in range(3)]
+        self.sender = self.ends[0]
+        for end in self.ends[1:]:
+            end.qp.attach_mcast(self.gid)
+            end.receive(8)
+        index = next(
+            row.gid_index for row in self.sender.context.query_gid_table() if row.gid.ip == ip_address(HOST).packed
+        )
+        gr = GlobalRoute(dgid=self.gid, sgid_index=index, hop_limit=9, traffic_class=0x2E)
+        self.ah = AH(self.sender.pd, AHAttr(is_global=True, gr=gr))
+        self.send(b"the first finds the route")
+        for end in self.ends[1:]:
+            end.completions(1)
+
+    def send(self, *messages: bytes, **more: object) -> None:
+        fields = {"ah": self.ah, "remote_qpn": MULTICAST_QPN, "remote_qkey": QKEY, "send_flags": INLINE, **more}
+        self.sender.qp.post_send([SendWR(n, sg=[m], **fields) for n, m in enumerate(messages)])  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.ah.close()
+        for end in self.ends:
+            end.close()
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    members = Members()
+    yield members
+    members.close()
+
+
+def test_messages_to_a_group(members: Members) -> None:
+    sender, *attached = members.ends
+    before = sender.taken
+    members.send(b"every", b"member")
+    for end in attached:
+        assert [(wc.byte_len, wc.src_qp) for wc in end.completions(2)] == [
+            (45, sender.qp.qp_num),
+            (46, sender.qp.qp_num),
+        ]
+        assert end.message(1, 5) == b"every"
+        assert end.backend.core is not None
+        grh = GRH.unpack(memoryview(end.memory)[2 * ROOM :])
+        assert (grh.sgid.ip, grh.dgid, grh.traffic_class, grh.hop_limit) == (
+            *(ip_address(HOST).packed, members.gid, 0x2E, 9),
+        )
+    assert sender.taken == before + 2
+    assert members.ah.core_route is not None
+    sender.qp.attach_mcast(members.gid)
+    sender.receive(1)
+    members.send(b"and itself")
+    assert sender.completions(1)[0].byte_len == 50
+    attached[0].qp.detach_mcast(members.gid)
+    members.send(b"without one")
+    assert [wc.byte_len for wc in attached[1].completions(2)] == [50, 51]
+    assert [wc.byte_len for wc in attached[0].completions(1)] == [50]
+    assert not attached[0].cq.poll(1)
+
+
+def test_what_a_group_drops(members: Members) -> None:
+    sender, one, other = members.ends
+    mux, engine = sender.backend._mux, make_ud(sender.qp.qp_num)
+    stray, state = mux.wire.counters["stray"], mux.dropped["state"]
+    before, taken = dropped(one), sender.taken
+    other.qp.to_error()
+    other.completions(7)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+        raw.bind(("127.0.0.1", 0))
+        icrc = icrc_between(*(ip_address(each).packed for each in (HOST, GROUP)), raw.getsockname()[1])
+        for number, (qpn, qkey) in enumerate(((one.qp.qp_num, QKEY), (MULTICAST_QPN, 5), (MULTICAST_QPN, QKEY))):
+            work = SendWork(number, WROpcode.SEND, [memoryview(b"%d" % number)])
+            engine.post_send(UdSend(work, "way", icrc, qpn, qkey))
+            ((_, pieces, _),) = engine.datagrams(1, 0)
+            raw.sendto(b"".join(pieces), (GROUP, ROCE_PORT))
+    assert [wc.byte_len for wc in one.completions(1)] == [41]
+
+    def counted() -> bool:
+        mux.see_core_wire()
+        return (mux.wire.counters["stray"], mux.dropped["state"]) == (stray + 1, state + 2)
+
+    eventually(counted, "not all are counted")
+    assert dropped(one).get("dropped_qkey", 0) == before.get("dropped_qkey", 0) + 1
+    assert sender.taken == taken + 2
+
+
+def test_member_that_has_not_joined_gets_its_messages(members: Members) -> None:
+    """Python delivers to all of a group where the engine of one is not made yet."""
+    one = members.ends[1]
+    late = make_end(srq=True)
+    srq = late.qp.srq
+    assert srq is not None
+    srq.post_recv([RecvWR(n, [late.region.sge(n * ROOM, ROOM)]) for n in range(4)])
+    late.qp.attach_mcast(members.gid)
+    assert late.backend.core is None
+    for number in range(3):
+        members.send(b"late")
+        assert [wc.wr_id for wc in late.completions(1)] == [number]
+        assert len(one.completions(1)) == 1
+    assert late.backend.core is not None
+    late.qp.close()
+    srq.close()
+    late.close()
+
+
+def test_many_groups_are_read_by_the_thread(members: Members) -> None:
+    """More sockets than it has had room for at first."""
+    _, one, _ = members.ends
+    gids = [Gid.from_ip(ip_address(f"239.9.9.{number}").packed) for number in range(1, 16)]
+    for gid in gids:  # net.ipv4.igmp_max_memberships is of one socket
+        one.qp.attach_mcast(gid)
+    one.receive(20)
+    sender = members.sender
+    gr = GlobalRoute(dgid=gids[-1], sgid_index=members.ah.attr.gr.sgid_index)
+    with AH(sender.pd, AHAttr(is_global=True, gr=gr)) as ah:
+        for _ in range(3):
+            members.send(b"there", ah=ah)
+            assert len(one.completions(1)) == 1
+    for gid in gids:
+        one.qp.detach_mcast(gid)
+    members.send(b"still a member")
+    assert len(one.completions(1)) == 1
 
 
 def test_queue_that_overflows(ends: Ends) -> None:
@@ -551,36 +734,59 @@ def test_fork_leaves_the_port_to_the_parent(ends: Ends) -> None:
     assert right.completions(1)[0].byte_len == 55
 
 
-#: Receives datagrams while it computes without a pause of the interpreter.
+#: Receives datagrams while it computes without a pause of the interpreter: as argument 1 says, by receives of its own,
+#: a shared receive queue, or from a group.
 _COMPUTING = """
 import sys
-sys.path[:0] = sys.argv[1:]
-from core.test_wire_datagrams import Ends
-ends = Ends()
-ends.right.receive(1)
-memory = ends.right.memory
-memory[40] = 0
-with ends.right.backend._mux.runtime.lock:  # no other thread is in the midst of something
+kind, *sys.path[:0] = sys.argv[1:]
+from core.test_wire_datagrams import Ends, Members, ROOM, make_end, handle
+from rdmacm.verbs import RecvWR
+if kind == "group":
+    ends = Members()
+    right = ends.ends[1]
+else:
+    ends = Ends()
+    right = ends.right
+    right.receive(1)
+if kind == "shared":
+    right = make_end(srq=True)
+    right.qp.srq.post_recv([RecvWR(n, [right.region.sge(0, ROOM)]) for n in range(2)])
+    ends.left.qp.post_send(ends.wr(1, b"join", remote_qpn=right.qp.qp_num))
+    right.completions(1)
+memory, at = right.memory, 40 + ROOM * (kind == "group")
+memory[at] = 0
+with right.backend._mux.runtime.lock:  # no other thread is in the midst of something
     sys.setswitchinterval(1000)  # and none gets the interpreter
-print(ends.right.qp.qp_num, flush=True)
-while not memory[40]:
+print(right.qp.qp_num, flush=True)
+while not memory[at]:
     pass
 sys.setswitchinterval(0.005)
-(wc,) = ends.right.completions(1)
+(wc,) = right.completions(1)
 print(wc.byte_len, flush=True)
+if kind == "shared":
+    srq = right.qp.srq
+    right.qp.close()
+    srq.close()
+    right.close()
 ends.close()
 """
 
 
 @pytest.mark.slow
-def test_datagrams_are_received_while_the_application_computes(ends: Ends) -> None:
-    command = [sys.executable, "-c", _COMPUTING, *sys.path]
+@pytest.mark.parametrize("kind", ["own", "shared", "group"])
+def test_datagrams_are_received_while_the_application_computes(kind: str) -> None:
+    ends = Members() if kind == "group" else Ends()
+    command = [sys.executable, "-c", _COMPUTING, kind, *sys.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), text=True) as server:
         assert server.stdout is not None
         try:
             number = int(server.stdout.readline())
-            ends.left.qp.post_send(ends.wr(1, b"wake up", remote_qpn=number))
+            if isinstance(ends, Members):
+                ends.send(b"wake up")
+            else:
+                ends.left.qp.post_send(ends.wr(1, b"wake up", remote_qpn=number))
             assert int(server.stdout.readline()) == 47
             assert server.wait(20) == 0
         finally:
             server.kill()
+    ends.close()

@@ -11,10 +11,11 @@ from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.ud import UdEngine, flow_between
+from rdmacm.proto.roce.ud import UdEngine, flow_between, make_ud_engine
 from rdmacm.proto.wire import WireError
 from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory import INACCESSIBLE
+from support.rc import Region
 
 _QPN, _QKEY, _MTU = 0x15, 0x01234567, 256
 _FLOWS = (
@@ -56,7 +57,7 @@ def ud_engine(data: bytes) -> None:
     """Packets with and without a valid ICRC, trains, and receives of every size."""
     source = Source(data)
     counters = EngineCounters()
-    engine: UdEngine[None] = UdEngine(_QPN, counters)
+    engine: UdEngine[None] = make_ud_engine(_QPN, Region(), None, counters)
     engine.qkey, engine.max_payload = _QKEY, _MTU
     memory: list[bytearray] = []
     packets = accepted = inaccessible = 0
@@ -68,7 +69,7 @@ def ud_engine(data: bytes) -> None:
         if what & 7 == 4:
             memory.append(bytearray(source.choice(_ROOMS) + 8))
             view = memoryview(memory[-1])[:-8]
-            half = 0 if what & 8 else len(view) // 2  # the compiled core takes those of one element
+            half = 0 if what & 8 else len(view) // 2
             engine.post_recv(RecvWork(len(memory), [view[:half], view[half:]] if half else [view]))
         elif what & 7 == 5:
             memory.append(bytearray(8))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rdmacm.enums import WCStatus, WROpcode
 from rdmacm.proto.constants import GRH_LENGTH, OWN_QKEY
-from rdmacm.proto.engine import EngineCounters
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.grh import GRH, NEXT_HEADER_UDP
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
@@ -20,8 +20,10 @@ from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdSend, flow_b
 from rdmacm.proto.wire import WireError
 from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
+from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from support.pcap import Datagram, roce
 from support.roce_vectors import VECTORS
+from support.ud import make_ud
 
 QKEY = 0x01234567
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
@@ -44,9 +46,17 @@ def view(data: bytes | int) -> memoryview:
 
 
 def engine(qpn: int = 0x15, *, qkey: int = QKEY) -> UdEngine[str]:
-    made: UdEngine[str] = UdEngine(qpn, EngineCounters())
+    made: UdEngine[str] = make_ud(qpn)
     made.qkey = qkey
     return made
+
+
+def make_shared(one: UdEngine[str]) -> PythonReceives:
+    """A shared receive queue for engines like this one."""
+    if isinstance(one, UdEngine):
+        return PythonReceives(64)
+    assert compiled is not None
+    return cast("PythonReceives", compiled.SharedReceives(64, 32, compiled.Regions(), None, None))
 
 
 def taken(one: UdEngine[str]) -> list[WC]:
@@ -78,7 +88,7 @@ class Link:
 
     @property
     def dropped(self) -> dict[str, int]:
-        return dict(self.right._counters.dropped)
+        return dict(self.right.counters.dropped)
 
     def resealed(self, packet: bytes, at: int, *values: int) -> bytes:
         """The packet with other bytes from ``at`` on, and the right ICRC."""
@@ -321,6 +331,57 @@ def test_memory_that_cannot_be_written_ends_the_queue_pair() -> None:
         (1, WCStatus.WR_FLUSH_ERR),
         (2, WCStatus.WR_FLUSH_ERR),
     ]
+
+
+def test_packets_after_the_end_are_dropped() -> None:
+    """Those of the train that has ended it as well, and a shared receive queue keeps its receives."""
+    link = Link()
+    queue = make_shared(link.right)
+    for number, segments in enumerate((INACCESSIBLE, [view(100)])):
+        queue.post_work(RecvWork(number, segments))
+    link.right = make_ud(0x15, queue)
+    link.right.qkey = QKEY
+    for _ in range(3):
+        link.post(b"four")
+    packets = link.packets()
+    assert link.deliver(b"".join(packets), len(packets[0])) == 1
+    assert [(wc.wr_id, wc.status) for wc in taken(link.right)] == [(0, WCStatus.LOC_PROT_ERR)]
+    assert link.dropped == {"state": 2}
+    assert len(queue) == 1
+
+
+def test_shared_receive_queue_gives_those_that_have_room() -> None:
+    link = Link()
+    queue = make_shared(link.right)
+    link.right = make_ud(0x15, queue)
+    link.right.qkey = QKEY
+    queue.limit = 1
+    buffers = [view(44), view(45)]
+    for number, buffer in enumerate(buffers):
+        queue.post_work(RecvWork(number, [buffer[:20], buffer[20:]]))
+    for data in (b"five5", b"four", b"five5", b"none"):
+        link.post(data)
+    assert [link.deliver(packet) for packet in link.packets()] == [0, 1, 1, 0]
+    assert [(wc.wr_id, wc.byte_len) for wc in taken(link.right)] == [(0, 44), (1, 45)]
+    assert [bytes(buffer[40:]) for buffer in buffers] == [b"four", b"five5"]
+    assert link.dropped == {TOO_SHORT: 1, NO_RECEIVE: 1}
+    assert queue.take_limit_reached()
+    link.right.flush()
+    assert not taken(link.right)
+
+
+def test_packet_with_congestion_bits_arrives() -> None:
+    """Those of FECN and BECN, which the ICRC does not cover."""
+    link = Link()
+    link.post(b"four")
+    (packet,) = link.packets()
+    for bits in (0x80, 0x40, 0xFF):
+        link.right.post_recv(RecvWork(1, [view(100)]))
+        assert link.deliver(packet[:4] + bytes((bits,)) + packet[5:]) == 1
+    (buffer,) = [view(100)]
+    link.right.post_recv(RecvWork(1, [buffer]))
+    assert link.deliver(packet[:-4] + link.icrc.seal([packet[:-4]], 0x1234)) == 1
+    assert GRH.unpack(buffer).identification == 0x1234
 
 
 def test_paused_engine_sends_nothing() -> None:

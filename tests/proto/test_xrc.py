@@ -33,6 +33,10 @@ class Queue:
         self.recvs.append(RecvWork(wr_id, [buffer]))
         return buffer
 
+    @property
+    def first(self) -> RecvWork | None:
+        return self.recvs[0] if self.recvs else None
+
     def take(self) -> RecvWork | None:
         return self.recvs.pop(0) if self.recvs else None
 

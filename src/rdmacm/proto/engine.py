@@ -212,6 +212,10 @@ class QPEngine(Protocol):
 class SharedReceives(Protocol):
     """A shared receive queue."""
 
+    @property
+    def first(self) -> RecvWork | None:
+        """The receive that :meth:`take` takes."""
+
     def take(self) -> RecvWork | None:
         """Take the next receive, for a message; None if the queue is empty."""
 

@@ -229,6 +229,9 @@ class SoftHost:
         self._view = after = read_host(self.network, before)
         self.paths.forget()
         self._link_speeds.clear()
+        for used in self._devices.values():
+            if isinstance(used, SoftDevice):
+                used.tell_addresses()
         if before is None:
             return
         for view in before.ports:

@@ -136,7 +136,7 @@ def test_traffic_class_and_hop_limit_are_the_address_handles(pair: Pair) -> None
         ends.ah = pair.a.ah(pair.b.addresses[0], traffic_class=0x2E, hop_limit=hop_limit)
         ends.send()
         route = ends.left._routes[ends.ah][0]
-        assert (route.traffic_class, route.hop_limit) == (0x2E, expected)  # type: ignore[attr-defined]
+        assert (route.traffic_class, route.hop_limit) == (0x2E, expected)  # type: ignore[union-attr]
         pair.poll(pair.b, ends.right_cq)
         grh = GRH.unpack(ends.inbox.view[number * ends.room :])
         assert (grh.traffic_class, grh.hop_limit) == (0x2E, expected or 64)

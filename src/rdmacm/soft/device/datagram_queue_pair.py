@@ -9,40 +9,40 @@ from __future__ import annotations
 
 import errno
 import weakref
-from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from rdmacm.address import is_link_local, is_multicast
 from rdmacm.enums import QPState
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.proto.constants import PSN_MASK
+from rdmacm.proto.constants import ACCEPTS_ANY, ACCEPTS_NONE, PSN_MASK
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.plainints import QP_QKEY, QP_STATE
 from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
-from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
+from rdmacm.proto.roce.ud import UdEngine, UdFlow, UdSend, flow_between
 from rdmacm.provider import log
-from rdmacm.soft.device.requests import refused, send_again, send_work
+from rdmacm.soft.device.memory import RemoteMemory
+from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import IpFields, WirePath, WireRoute, group_of
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.soft.wire.udp_route import UdpRoute
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import AddressHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rdmacm.address import Gid
     from rdmacm.proto._core import Datagrams, Route
     from rdmacm.proto._core import Wire as CoreWire
-    from rdmacm.proto.work import RecvWork
-    from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
-    from rdmacm.verbs.wr import SendWR
+    from rdmacm.verbs.attr import QPAttr
+    from rdmacm.verbs.enums import QPAttrMask
+    from rdmacm.verbs.wr import RecvWR, SendWR
+
+    #: What the engine sends a packet with: with the compiled core's wire a route of the core.
+    Way = WireRoute | Route
 
 __all__ = ["SoftUdQP"]
 
@@ -53,23 +53,8 @@ _NO_IP_FIELDS = IpFields()
 _MAX_FLOWS = 256
 
 
-def _datagram_again(
-    wr_id: int,
-    opcode: int,
-    segments: Sequence[memoryview],
-    silent: bool,
-    solicited: bool,
-    imm: int,
-    owner: tuple[WireRoute, Icrc],
-    dest_qpn: int,
-    qkey: int,
-) -> UdSend[WireRoute]:
-    """The engine's datagram of one that the compiled core has made of the user's request by itself."""
-    return UdSend(send_again(wr_id, opcode, segments, silent, solicited, imm), *owner, dest_qpn, qkey)
-
-
 if compiled is not None:
-    compiled.configure_datagrams(_datagram_again, AH)
+    compiled.configure_datagrams(AH)
 
 
 def _scope_of(source: SocketAddress, destination: bytes) -> int:
@@ -77,28 +62,34 @@ def _scope_of(source: SocketAddress, destination: bytes) -> int:
     return source[3] if len(source) == 4 and is_link_local(destination) else 0
 
 
-class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
+class SoftUdQP(WorkQueues["UdEngine[Way]"]):
     """A datagram queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
     core: Datagrams | None
-    __slots__ = ("_find_mtu", "_flows", "_groups", "_ifindex", "_is_own", "_routes")
+    __slots__ = ("_core_addresses", "_find_mtu", "_flows", "_groups", "_ifindex", "_is_own", "_routes")
 
     def _set_up(self, parts: DeviceParts) -> None:
         #: See :class:`DeviceParts`.
         self._find_mtu = parts.find_mtu
         self._is_own = parts.is_own
+        self._core_addresses = parts.core_addresses
         #: The index of the device's interface, where its multicast groups are.
         self._ifindex = parts.ifindex
         #: The groups that it is attached to.
         self._groups: set[Gid] = set()
         #: The route and the ICRC to the destination of each address handle that was used.
-        self._routes: weakref.WeakKeyDictionary[AddressHandle, tuple[WireRoute, Icrc]] = weakref.WeakKeyDictionary()
+        self._routes: weakref.WeakKeyDictionary[AddressHandle, tuple[Way, Icrc]] = weakref.WeakKeyDictionary()
         #: The flows by socket address of the sender and local address.
         self._flows: dict[tuple[SocketAddress, bytes], UdFlow] = {}
         self._mux.wire.report_ip_fields()
-        self._mux.attach(self)
+        self._mux.attach(self, ACCEPTS_NONE)
 
     # -- states and attributes ------------------------------------------------------------------------
+
+    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+        with self._mux.runtime.lock:
+            super().modify(attr, mask)
+            self._join_core()
 
     def _take_attributes(self, attr: QPAttr, bits: int) -> None:
         super()._take_attributes(attr, bits)
@@ -121,8 +112,11 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                 raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
             if log.enabled:
                 self._log_change(self.state, "its id", state)
+            self._leave_core()
             self.state = state
+            self._tell_core_wire()
             self._enter(state, _RESET, self.attr)
+            self._join_core()
 
     def _enter(self, state: QPState, _before: QPState, attr: QPAttr) -> None:
         """Take the engine to a state."""
@@ -142,11 +136,11 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             if engine.has_pending:
                 self._mux.send_now(self, self._mux.runtime.clock())
 
-    def _start_engine(self) -> UdEngine[WireRoute]:
+    def _start_engine(self) -> UdEngine[Way]:
         engine = self._engine
         if engine is None:
-            take_recv = partial(self._take_shared_recv, self._srq) if self._srq is not None else None
-            engine = self._engine = UdEngine(self.qp_num, self._counters, take_recv)
+            memory = RemoteMemory(self._table, self._pd)
+            engine = self._engine = self._mux.make_ud_engine(self.qp_num, memory, self._srq, self._counters)
             attr, state = self.attr, self.state
             engine.qkey = attr.qkey
             engine.max_payload = self._find_mtu()
@@ -158,7 +152,12 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     engine.pause()
         return engine
 
-    # -- sending --------------------------------------------------------------------------------------
+    # -- work requests --------------------------------------------------------------------------------
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        with self._mux.runtime.lock:
+            super().post_recv(wrs)
+            self._join_core()
 
     def post_send(self, wrs: list[SendWR]) -> None:
         mux = self._mux
@@ -185,13 +184,12 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     self._complete(engine.completed)
                 if engine.has_pending:
                     mux.send_now(self, mux.runtime.clock())
-            if self.core is None and mux.core_wire is not None:
-                self._join_core(mux.core_wire)
+                self._join_core()
 
     def _check_send(self, wr: SendWR) -> None:
         self._datagram(wr, self._engine or self._start_engine())
 
-    def _datagram(self, wr: SendWR, engine: UdEngine[WireRoute]) -> UdSend[WireRoute]:
+    def _datagram(self, wr: SendWR, engine: UdEngine[Way]) -> UdSend[Way]:
         """Make the engine's request; the queue pair has the MTU of its port even where its id has moved it to INIT."""
         if self._sends >= self._cap.max_send_wr:
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
@@ -207,7 +205,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         route, icrc = self._routes.get(wr.ah) or self._new_route(wr, wr.ah)
         return UdSend(work, route, icrc, wr.remote_qpn, wr.remote_qkey)
 
-    def _new_route(self, wr: SendWR, ah: AddressHandle) -> tuple[WireRoute, Icrc]:
+    def _new_route(self, wr: SendWR, ah: AddressHandle) -> tuple[Way, Icrc]:
         gr = ah.attr.gr
         try:
             local, ifindex = self._find_source(gr.sgid_index)
@@ -218,30 +216,58 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             raise refused(wr, errno.EINVAL, f"one GID is of IPv4, the other of IPv6: {gr.dgid}", "post_send")
         path = WirePath(local, remote, ifindex if is_link_local(remote) or is_multicast(remote) else 0)
         route = self._mux.route(path, gr.traffic_class, gr.hop_limit if gr.hop_limit > 1 else 0)
-        found = self._routes[ah] = route, icrc_between(local, remote, route.source_port)
-        core_wire = self._mux.core_wire
-        if core_wire is not None and isinstance(ah, AH) and not is_multicast(remote):
+        icrc, core_wire = icrc_between(local, remote, route.source_port), self._mux.core_wire
+        way: Way = route
+        if core_wire is not None:
             assert isinstance(route, UdpRoute)
             if route.core is None:
-                route.core = self._core_route(core_wire, route, found)
-            ah.core_route = route.core
+                route.core = self._core_route(core_wire, route, icrc)
+            way = route.core
+            if isinstance(ah, AH):
+                ah.core_route = way
+        found = self._routes[ah] = way, icrc
         return found
 
+    def _core_route(self, core_wire: CoreWire, route: UdpRoute, icrc: Icrc) -> Route:
+        """A route as the compiled core has it."""
+        assert compiled is not None
+        path, train = route.path, 0 if route.no_trains else self._mux.train
+        made: Route = compiled.Route(
+            *(core_wire, route, icrc.base, path.remote, route.address[1], path.scope_id, [*route.control], train)
+        )
+        return made
+
     def transmit(self, _now: float, limit: int) -> int:
-        engine = self._engine
+        engine, core = self._engine, self.core
         if engine is None:
             return 0
-        mux = self._mux
-        send, before = mux.wire.send, engine.psn
-        for route, pieces, segment in engine.datagrams(limit, mux.train):
-            send(route, pieces, segment)
+        # Once the queue pair has joined the core's wire, the core's thread sends too, and must not overtake this call.
+        sent = core.transmit(limit) if core is not None else None
+        if sent is None:
+            mux = self._mux
+            send, before, is_core_route = mux.wire.send, engine.psn, mux.core_wire is not None
+            for way, pieces, segment in engine.datagrams(limit, mux.train):
+                send(way.owner if is_core_route else way, pieces, segment)  # type: ignore[union-attr, arg-type]
+            sent = engine.psn - before & PSN_MASK
+        self._after(engine)
+        return sent
+
+    def _after(self, engine: UdEngine[Way]) -> None:
+        """After a call of the engine: pass its completions on, and see whether it has failed."""
         if engine.completed:
             self._complete(engine.completed)
-        if engine.send_failed and self.state in (_RTS, _SQD):
+        if engine.failed:
+            if self.state is not _ERR:
+                self._fail("the memory of a receive is not registered")
+                self._report(EventType.QP_FATAL)
+        elif engine.send_failed and self.state in (_RTS, _SQD):
             if log.enabled:
                 self._log_change(self.state, "the memory of a request is not registered", _SQE)
             self.state = _SQE
-        return engine.psn - before & PSN_MASK
+
+    def core_failed(self) -> None:
+        if self._engine is not None:
+            self._after(self._engine)
 
     # -- receiving ------------------------------------------------------------------------------------
 
@@ -252,11 +278,6 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             self._mux.dropped["address"] += 1
         else:
             self._take(data, segment, flow)
-            if self._mux.core_wire is not None:
-                if self.core is None:
-                    self._join_core(self._mux.core_wire)
-                if self.core is not None:
-                    self.core.add_address(destination, _scope_of(source, destination))
 
     def received_from_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
         """Process a packet of a multicast group that it is attached to (:func:`rdmacm.soft.wire.base.group_key`)."""
@@ -271,11 +292,10 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         fields: IpFields = getattr(data.obj, "ip_fields", _NO_IP_FIELDS)
         if not engine.received(data, segment, flow, fields):
             self._mux.dropped["packet"] += 1
-        if engine.completed:
-            self._complete(engine.completed)
-        if engine.failed and self.state is not _ERR:
-            self._fail("the memory of a receive is not registered")
-            self._report(EventType.QP_FATAL)
+        if self._srq is not None:
+            self._srq.see_limit()  # the core may have taken from it
+        self._after(engine)
+        self._join_core()
 
     def _new_flow(self, source: SocketAddress, destination: bytes) -> UdFlow | None:
         """The flow of a sender; None if the destination is not an address of this device."""
@@ -289,46 +309,26 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         flow = self._flows[source, key] = flow_between(remote, destination, source[1])
         return flow
 
-    def _take_shared_recv(self, srq: SoftSRQ, length: int) -> RecvWork | str:
-        work = srq.first
-        if work is None:
-            return NO_RECEIVE
-        if not has_room(work, length):
-            return TOO_SHORT
-        srq.take()
-        return work
-
     # -- the compiled core ----------------------------------------------------------------------------
 
-    def _core_route(self, core_wire: CoreWire, route: UdpRoute, owner: tuple[WireRoute, Icrc]) -> Route:
-        """A route as the compiled core has it."""
-        assert compiled is not None
-        path, train = route.path, 0 if route.no_trains else self._mux.train
-        made: Route = compiled.Route(
-            *(core_wire, owner, owner[1].base, path.remote, route.address[1], path.scope_id, [*route.control], train)
-        )
-        return made
+    def _tell_core_wire(self) -> None:
+        if self._mux.core_wire is not None and self._mux.opened and not self._closed:
+            self._mux.core_wire.accept(self.qp_num, ACCEPTS_ANY if _RTR <= self.state <= _SQE else ACCEPTS_NONE)
 
-    def _join_core(self, core_wire: CoreWire) -> None:
-        """Let the compiled core do SENDs of at most one element, from its sockets to the completion queues."""
-        engine, wire, regions = self._engine, self._mux.wire, self._table.core_regions
-        if self.state is not _RTS or self._srq is not None or not (core_wire.is_enabled and self._mux.opened):
+    def _join_core(self) -> None:
+        """Let the compiled core take the packets and the requests of an engine of its own, if it can."""
+        engine, core_wire, wire = self._engine, self._mux.core_wire, self._mux.wire
+        if self.core is not None or core_wire is None or engine is None or not _RTR <= self.state <= _SQE:
             return
-        if engine is None or engine.has_pending or regions is None:
+        assert compiled is not None
+        if self._closed or not (core_wire.is_enabled and self._mux.opened) or type(engine) is not compiled.UdEngine:
             return
         assert isinstance(wire, UdpWire)
-        self.core = compiled.Datagrams(  # type: ignore[union-attr]
-            *(core_wire, engine, self, self._pd, regions, self._send_cq.queue, self._recv_cq.queue, wire.own_filenos()),
-            self._core_limits(),
+        self.core = compiled.Datagrams(
+            *(core_wire, engine, self, self._send_cq.queue, self._recv_cq.queue, self._core_addresses),
+            *(wire.own_filenos(), self._core_limits()),
         )
         self._serve(core_wire)
-
-    def _leave_core(self) -> None:
-        engine = self._engine
-        if self.core is not None:
-            super()._leave_core()
-            if engine is not None:
-                engine.end_core_sends()  # it knows how to send what was posted there directly
 
     # -- multicast ------------------------------------------------------------------------------------
 

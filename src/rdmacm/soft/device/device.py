@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rdmacm.capabilities import SOFT, Feature, absent
 from rdmacm.errors import cm_error
 from rdmacm.proto.constants import LONGEST_MESSAGE
+from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters
 from rdmacm.provider import log
 from rdmacm.soft.counters import hw_counters
@@ -147,6 +148,8 @@ class SoftDevice:
         self._srqs: weakref.WeakSet[SoftSRQ] = weakref.WeakSet()
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
+        #: Its addresses, as the compiled core has them.
+        self._core_addresses = compiled.Addresses(device.index) if compiled is not None else None
         self._parts = DeviceParts(
             mux,
             self._memory,
@@ -155,7 +158,9 @@ class SoftDevice:
             self._find_mtu,
             self._is_own,
             self._ifindex,
+            self._core_addresses,
         )
+        self.tell_addresses()
         #: The XRC shared receive queues, by number, and the XRC domains that stand for a file, by device and inode.
         self._xrc_queues: dict[int, SoftXrcSRQ] = {}
         self._xrc_domains: weakref.WeakValueDictionary[tuple[int, int], XrcDomain] = weakref.WeakValueDictionary()
@@ -180,6 +185,12 @@ class SoftDevice:
                 self._report(new.port_num, EventType.PORT_ACTIVE if is_active else EventType.PORT_ERR)
             if [(row.gid_index, row.gid) for row in old.gids] != [(row.gid_index, row.gid) for row in new.gids]:
                 self._report(new.port_num, EventType.GID_CHANGE)
+
+    def tell_addresses(self) -> None:
+        """Tell the compiled core the addresses of the device as they are now."""
+        if self._core_addresses is not None:
+            device = self._find_device(self._ifindex)
+            self._core_addresses.set([row.gid.ip for row in device.ports[0].gids] if device is not None else [])
 
     def _report(self, port_num: int, event: EventType) -> None:
         if log.enabled:

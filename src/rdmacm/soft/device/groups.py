@@ -39,11 +39,16 @@ class _Group(Generic[Q]):
 
 
 class Groups(Generic[Q]):
-    """See the module. Used with the runtime's lock held. ``Q`` is a queue pair; ``open_wire`` opens the wire."""
+    """See the module. Used with the runtime's lock held. ``Q`` is a queue pair.
 
-    def __init__(self, wire: Wire, open_wire: Callable[[], None]) -> None:
+    ``open_wire`` opens the wire; ``tell`` is called with the key of a group and the queue pairs that are attached to it
+    from now on.
+    """
+
+    def __init__(self, wire: Wire, open_wire: Callable[[], None], tell: Callable[[bytes, Sequence[Q]], None]) -> None:
         self._wire = wire
         self._open_wire = open_wire
+        self._tell = tell
         #: By key (:func:`rdmacm.soft.wire.base.group_key`).
         self._groups: dict[bytes, _Group[Q]] = {}
 
@@ -86,14 +91,18 @@ class Groups(Generic[Q]):
             text = f"{MAX_GROUP_QPS} queue pairs are attached to the group"
             raise cm_error(errno.ENOMEM, text, "attach_mcast")
         self.join(group, ifindex)
-        found = self._groups[group_key(group, ifindex)]
+        key = group_key(group, ifindex)
+        found = self._groups[key]
         found.qps = (*found.qps, qp)
+        self._tell(key, found.qps)
 
     def detach(self, qp: Q, group: bytes, ifindex: int) -> None:
         """Undo :meth:`attach`."""
-        found = self._groups.get(group_key(group, ifindex))
+        key = group_key(group, ifindex)
+        found = self._groups.get(key)
         if found is not None:
             found.qps = tuple(each for each in found.qps if each is not qp)
+            self._tell(key, found.qps)
             self.leave(group, ifindex)
 
     def clear(self) -> None:

@@ -40,6 +40,7 @@ from rdmacm.proto.constants import (
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.roce.rc import make_rc_engine
+from rdmacm.proto.roce.ud import UdEngineFactory, make_ud_engine
 from rdmacm.proto.timerheap import LazyTimerHeap
 from rdmacm.provider import log
 from rdmacm.soft.device.groups import Groups
@@ -88,12 +89,13 @@ class QPMultiplexer:
         self.random = random
         #: Called when the wire has opened, and has descriptors.
         self.on_open: Callable[[], None] | None = None
-        #: Makes the engines of queue pairs.
+        #: Makes the engines of queue pairs, and those of datagram queue pairs.
         self.make_engine: EngineFactory = make_rc_engine
+        self.make_ud_engine: UdEngineFactory = make_ud_engine
         #: Queue pair 1.
         self.gsi = RoceGsi(self)
         #: The multicast groups that queue pairs and ids have joined.
-        self.groups: Groups[GroupQP] = Groups(wire, self.open)
+        self.groups: Groups[GroupQP] = Groups(wire, self.open, self._tell_members)
         #: Packets that were for no queue pair, by reason.
         self.dropped: Counter[str] = Counter()
         #: Whether packets are sent and received.
@@ -471,6 +473,11 @@ class QPMultiplexer:
             qp = self._qps.get(qpn)
             if qp is not None:
                 qp.count([("dropped", reason, count)])
+
+    def _tell_members(self, key: bytes, qps: Sequence[GroupQP]) -> None:
+        """Tell the compiled core which queue pairs are attached to a group (:func:`group_key`)."""
+        if self.core_wire is not None:
+            self.core_wire.set_members(key, tuple(qp.qp_num for qp in qps))
 
     def engine_raised(self, qp: MultiplexedQP, error: BaseException) -> None:
         """End a queue pair whose engine has raised. Raises the error again unless it is an Exception."""

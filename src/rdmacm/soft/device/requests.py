@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rdmacm.soft.device.memory import MemoryTable
 
-__all__ = ["UnsignaledWrId", "refused", "send_again", "send_work"]
+__all__ = ["UnsignaledWrId", "refused", "send_work"]
 
 _FETCHING_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
 #: Members by number. Engines compare by identity, and a user may post a plain int.
@@ -93,14 +93,6 @@ def _inline_copy(elements: Sequence[SGE | Buffer], table: MemoryTable, pd: objec
                 return INACCESSIBLE
             parts.append(found)
     return (memoryview(b"".join(parts)),)
-
-
-def send_again(
-    wr_id: int, opcode: int, segments: Sequence[memoryview], silent: bool, solicited: bool, imm: int
-) -> SendWork:
-    """The engine's request of a datagram that the compiled core has made of the user's by itself."""
-    number = UnsignaledWrId(wr_id) if silent else wr_id
-    return SendWork(number, _OPCODES[opcode], segments, True, solicited, imm=imm)
 
 
 def recv_again(wr_id: int, segments: Sequence[memoryview], lkeys: Sequence[int]) -> RecvWork:

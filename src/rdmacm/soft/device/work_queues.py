@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from rdmacm.address import Gid
-    from rdmacm.proto._core import Connection, Datagrams
+    from rdmacm.proto._core import Addresses, Connection, Datagrams
     from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.proto.work import WC, RecvWork
@@ -77,6 +77,8 @@ class DeviceParts:
     is_own: Callable[[bytes, int], bool]
     #: The index of the device's interface.
     ifindex: int
+    #: Its addresses as the compiled core has them; None without it.
+    core_addresses: Addresses | None
 
 
 class WorkQueues(Generic[E]):
@@ -360,7 +362,6 @@ class WorkQueues(Generic[E]):
         engine = self._engine
         if table is self._table and pd is self._pd and self._srq is None and engine is not None:
             self._mux.acknowledge()
-            self._leave_core()
             engine.look_up_again(region.lkey, partial(table.look_up_again, pd, region))
 
     def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
-from rdmacm.soft.wire.base import IpFields, PacketBuffer, Received, SocketAddress
+from rdmacm.soft.wire.base import IpFields, PacketBuffer, Received, SocketAddress, group_key
 
 if TYPE_CHECKING:
     from rdmacm.proto._core import Wire as CoreWire
@@ -17,7 +17,7 @@ __all__ = ["arrivals"]
 
 def arrivals(core_wire: CoreWire) -> Iterator[Received]:
     """Take it, oldest first. A local address that is not known is empty."""
-    for data, segment, (host, number, flow, scope), local, traffic_class, hop_limit in core_wire.take_arrivals():
+    for data, segment, (host, number, flow, scope), local, group, traffic_class, hop_limit in core_wire.take_arrivals():
         buffer = PacketBuffer(data)
         if traffic_class >= 0 and hop_limit >= 0:
             buffer.ip_fields = IpFields(traffic_class, hop_limit)
@@ -26,4 +26,4 @@ def arrivals(core_wire: CoreWire) -> Iterator[Received]:
             source = socket.inet_ntop(AF_INET, host), number
         else:
             source = socket.inet_ntop(AF_INET6, host), number, flow, scope
-        yield memoryview(buffer), segment, source, local
+        yield memoryview(buffer), segment, source, group_key(local, group) if group else local

@@ -26,9 +26,10 @@ _NATIVE_INT = struct.Struct("=I")
 class GroupSource:
     """A socket that receives the packets of one group."""
 
-    __slots__ = ("_at", "_ifindex", "_info", "key", "recvmsg_into")
+    __slots__ = ("_at", "_ifindex", "_info", "fd", "key", "recvmsg_into")
 
     def __init__(self, sock: socket.socket, key: bytes, ifindex: int) -> None:
+        self.fd = sock.fileno()
         self.recvmsg_into = sock.recvmsg_into
         #: The destination of its packets (:func:`rdmacm.soft.wire.base.group_key`).
         self.key = key

@@ -21,7 +21,9 @@ class Pollers:
         #: What reads each descriptor of the poller; the poller is None while the wire is closed.
         self.readers: dict[int, Reader] = {}
         self.poller: select.epoll | select.poll | None = None
-        #: With the compiled core: another poller, of all but the sockets of queue pairs.
+        #: The sockets of queue pairs and of multicast groups.
+        self._data: set[int] = set()
+        #: With the compiled core: another poller, of all but these.
         self._others: select.epoll | None = None
 
     def open(self, *, with_core: bool) -> None:
@@ -40,21 +42,26 @@ class Pollers:
         if self._others is not None:
             self._others.close()
             self._others = None
+        self._data.clear()
         self.readers.clear()
 
     def watch(self, fd: int, reader: Reader, is_data: bool = False) -> None:
-        """Have ``reader`` called while ``fd`` is readable. ``is_data``: it is the socket of queue pairs."""
+        """Have ``reader`` called while ``fd`` is readable. ``is_data``: it is the socket of queue pairs or a group."""
         assert self.poller is not None
         self.readers[fd] = reader
         self.poller.register(fd, select.POLLIN)
-        if self._others is not None and not is_data:
+        if is_data:
+            self._data.add(fd)
+        elif self._others is not None:
             self._others.register(fd, select.POLLIN)
 
     def unwatch(self, fd: int) -> None:
         if self.poller is not None:
             del self.readers[fd]
             self.poller.unregister(fd)
-            if self._others is not None:
+            if fd in self._data:
+                self._data.remove(fd)
+            elif self._others is not None:
                 self._others.unregister(fd)
 
     def pause(self, fd: int, paused: bool) -> None:
@@ -64,7 +71,7 @@ class Pollers:
                 poller.modify(fd, 0 if paused else select.POLLIN)
 
     def filenos(self, *, without_data: bool = False) -> Sequence[int]:
-        """The descriptors to poll, perhaps without the sockets of queue pairs."""
+        """The descriptors to poll, perhaps without the sockets of queue pairs and groups."""
         if without_data and self._others is not None:
             return (self._others.fileno(),)
         if self.poller is None:

@@ -390,18 +390,28 @@ class UdpWire:
             raise cm_error(errno.EOPNOTSUPP, "this system does not let several sockets share a port", "join_multicast")
         sock, source = self._groups.join(group, ifindex, self.port)
         self._watched_sockets[sock.fileno()] = sock
-        self._pollers.watch(sock.fileno(), partial(self._read_group, source))
+        self._pollers.watch(sock.fileno(), partial(self._read_group, source), True)
         sockets.report_ip_fields(sock)
+        if self.core_wire is not None:
+            self.core_wire.add_group(sock.fileno(), source.key)
 
     def leave_group(self, group: bytes, ifindex: int) -> None:
         sock = self._groups.take(group, ifindex)
         if sock is not None:
             with sock:
+                if self.core_wire is not None:
+                    self.core_wire.remove_group(sock.fileno())
                 del self._watched_sockets[sock.fileno()]
                 self._pollers.unwatch(sock.fileno())
 
     def _read_group(self, source: GroupSource, found: list[Received]) -> None:
         """Read packets of a multicast group. Others than those for QP 0xFFFFFF are not wanted there."""
+        if self.core_wire is not None and self.core_wire.is_active:
+            count = self.core_wire.receive(source.fd)
+            if count:
+                self._core_read += count
+                self._take_arrivals(found)
+            return
         limit = self._used + BATCH
         while self._used < limit:
             if self._used == len(self._buffers):
@@ -489,6 +499,8 @@ class UdpWire:
             data = received[0]
             if len(data) < SHORTEST_PACKET or not received[3]:
                 self.counters["short"] += 1
+            elif len(received[3]) not in (4, 16):  # the key of a group
+                found.append(received)
             else:
                 self._sort(received, data[: len(data) & ~3].cast("I"), found)
 

@@ -9,12 +9,10 @@ counted by reason:
 - ``length``: shorter than its headers, or with more payload than the MTU of the port.
 - ``opcode``, ``version``, ``pkey``, ``qkey``: not one of UD, of another version, partition or Q_Key.
 - ``icrc``: damaged.
+- ``state``: everything was flushed.
 - ``no receive``: no receive is posted.
 - ``receive too short``: for the message and the 40 bytes before it. As in rdma_rxe, the receive stays posted; the
   architecture has a completion with LOC_LEN_ERR instead, by which a stranger could use up all receives.
-
-The compiled core (docs/core.md) has each of the two queues as long as it knows everything in it: SENDs and receives of
-at most one element.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ from rdmacm.proto.constants import (
     RESIDUE,
     SOLICITED_EVENT,
 )
-from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT, GRH
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT
@@ -47,26 +44,13 @@ from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.work import WC, RecvWork, SendWork
 
 if TYPE_CHECKING:
-    from rdmacm.proto.engine import EngineCounters
+    from rdmacm.proto.engine import EngineCounters, SharedReceives
     from rdmacm.proto.wire import Buffer
+    from rdmacm.proto.work import Memory
 
-if TYPE_CHECKING:
-    from rdmacm.proto._core import UdCore as _Fields
-elif compiled is not None:
-    _Fields = compiled.UdCore
-else:
-
-    class _Fields:
-        """Without the compiled core, all fields are slots."""
-
-        __slots__ = ()
-
-
-__all__ = ["NO_RECEIVE", "TOO_SHORT", "UdEngine", "UdFlow", "UdSend", "flow_between", "has_room"]
+__all__ = ["NO_RECEIVE", "TOO_SHORT", "UdEngine", "UdFlow", "UdSend", "flow_between"]
 
 R = TypeVar("R")
-
-#: A request with this bit in its Q_Key is sent with the Q_Key of its queue pair (InfiniBand Architecture 10.2.5).
 
 _SEND = int(Opcode.UD_SEND_ONLY)
 _SEND_WITH_IMMEDIATE = int(Opcode.UD_SEND_ONLY_WITH_IMMEDIATE)
@@ -75,15 +59,13 @@ _SUCCESS, _FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 _SENT, _RECV = WCOpcode.SEND, WCOpcode.RECV
 #: GRHs of a flow that are kept, by the length of the packet.
 _MAX_GRHS = 64
-#: Reasons of drops for which the owner's function of shared receives answers.
+#: Reasons of drops.
 NO_RECEIVE, TOO_SHORT = "no receive", "receive too short"
-#: Receives that are used in Python at least, until the compiled core is given the queue again.
-_LEAST_PAUSE = 16
 #: Bytes of the shortest packet.
 _LEAST = BTH_DETH_STRUCT.size + ICRC_LENGTH
 
 
-def has_room(work: RecvWork, length: int) -> bool:
+def _has_room(work: RecvWork, length: int) -> bool:
     """Whether a receive has room for so many bytes. True as well for one whose memory cannot be accessed."""
     try:
         return total(work.segments) >= length
@@ -139,35 +121,28 @@ def flow_between(source: bytes, destination: bytes, sport: int) -> UdFlow:
     return UdFlow(source, destination, sport)
 
 
-_FIELDS = (
-    *("_core_pause", "_counters", "_may_use_core", "_pending", "_take_recv", "completed", "core_receives"),
-    *("core_sends", "failed", "is_paused", "is_ready", "max_payload", "psn", "qkey", "qp_num", "recv_queue"),
-    "send_failed",
-)
-
-
-class UdEngine(_Fields, Generic[R]):
+class UdEngine(Generic[R]):
     """The protocol of one datagram queue pair, from INIT on. ``R`` is what the owner sends a packet with.
 
-    ``take_recv`` takes the next receive of a shared receive queue for a message of a number of bytes, and returns
-    NO_RECEIVE or TOO_SHORT if it cannot; None for a queue pair with a receive queue of its own. ``counters`` are the
-    device's. ``may_use_core``: whether the compiled core may have the queues.
+    Its owner serialises all calls. ``shared_receives`` is its shared receive queue, None for a queue pair with receives
+    of its own. ``counters`` are the device's. An engine that looks up local keys by itself finds them in ``memory``.
     """
 
-    #: Those that the compiled core does not have.
-    __slots__ = tuple(name for name in _FIELDS if name not in getattr(_Fields, "__slots__", ()))
+    __slots__ = (
+        *("_pending", "_shared", "completed", "counters", "failed", "is_paused", "is_ready", "max_payload", "psn"),
+        *("qkey", "qp_num", "recv_queue", "send_failed"),
+    )
 
     def __init__(
         self,
         qp_num: int,
+        memory: Memory,  # noqa: ARG002 (a request has its buffers)
+        shared_receives: SharedReceives | None,
         counters: EngineCounters,
-        take_recv: Callable[[int], RecvWork | str] | None = None,
-        *,
-        may_use_core: bool = compiled is not None,
     ) -> None:
         self.qp_num = qp_num
-        self._counters = counters
-        self._take_recv = take_recv
+        self._shared = shared_receives
+        self.counters = counters
         #: Its Q_Key.
         self.qkey = 0
         #: Whether :meth:`ready_to_send` was called, and the PSN of the next packet.
@@ -177,7 +152,8 @@ class UdEngine(_Fields, Generic[R]):
         self.max_payload = 4096
         #: Completions that the owner has not taken yet, oldest first. The owner clears the list.
         self.completed: list[WC] = []
-        #: Whether everything is flushed: by :meth:`flush`, or by a receive whose memory cannot be written.
+        #: Whether everything is flushed: by :meth:`flush`, or by a receive whose memory cannot be written. Before the
+        #: owner flushes an engine that has raised an exception, it sets this to False.
         self.failed = False
         #: Whether requests are flushed, because one has failed; undone by :meth:`resume`.
         self.send_failed = False
@@ -187,20 +163,13 @@ class UdEngine(_Fields, Generic[R]):
         self._pending: deque[UdSend[R]] = deque()
         #: Whether datagrams wait (:meth:`pause`).
         self.is_paused = False
-        self._may_use_core = may_use_core
-        #: Whether the compiled core has the datagrams to send, and the receives: those of :attr:`recv_queue` and
-        #: ``_pending`` are none then.
-        self.core_sends = may_use_core
-        self.core_receives = may_use_core and take_recv is None
-        #: Receives that are used before it is given them again. It takes time in proportion to what is posted.
-        self._core_pause = 0
 
     # -- sending --------------------------------------------------------------------------------------
 
     @property
     def has_pending(self) -> bool:
         """Whether :meth:`datagrams` may return something."""
-        return not self.is_paused and (bool(self._pending) or (self.core_sends and self.core_pending > 0))
+        return not self.is_paused and bool(self._pending)
 
     def ready_to_send(self, psn: int) -> None:
         """RTR to RTS; ``psn``: that of the first packet."""
@@ -208,29 +177,19 @@ class UdEngine(_Fields, Generic[R]):
         self.psn = psn
 
     def post_send(self, send: UdSend[R]) -> None:
-        """Queue a datagram. In the error states it completes as flushed."""
-        if self.core_sends:
-            if self.core_post_send(send):
-                return
-            self.end_core_sends()
+        """Queue a datagram, whose length the owner has checked. In the error states it completes as flushed."""
         if self.failed or self.send_failed:
             self._complete_send(send, _FLUSHED)
         else:
             self._pending.append(send)
 
-    def end_core_sends(self) -> None:
-        """Take the datagrams to send back from the compiled core, until they are sent."""
-        if self.core_sends:
-            self._pending.extend(self.core_end_sends())
-
     def datagrams(self, limit: int, train: int) -> list[tuple[R, list[Buffer], int]]:
         """Return up to ``limit`` packets, as datagrams with their routes; their requests complete.
 
         Packets of one length to one place are joined to trains of up to ``train`` bytes; 0: each is by itself. The
-        last number of a datagram is the segment size of a train, 0 for a single packet.
+        last number of a datagram is the segment size of a train, 0 for a single packet. A request whose memory cannot
+        be read flushes those after it (``send_failed``).
         """
-        if self.core_sends:
-            return self.core_build(limit, train, self.completed)
         found: list[tuple[R, list[Buffer], int]] = []
         pending = self._pending
         route: R | None = None
@@ -256,8 +215,6 @@ class UdEngine(_Fields, Generic[R]):
             self._complete_send(send, _SUCCESS)
         if trains is not None and route is not None:
             found += [(route, *datagram) for datagram in trains.close()]
-        if not pending:
-            self.core_sends = self._may_use_core
         return found
 
     def _header(self, send: UdSend[R], pad: int) -> bytes:
@@ -290,12 +247,6 @@ class UdEngine(_Fields, Generic[R]):
 
     def post_recv(self, work: RecvWork) -> None:
         """Queue a receive. In the error state it completes as flushed."""
-        if not (self.core_receives or self.recv_queue or self.failed):
-            self._begin_core_receives()
-        if self.core_receives:
-            if self.core_post_recv(work):
-                return
-            self._end_core_receives()
         if self.failed:
             self._complete_recv(work, _FLUSHED)
         else:
@@ -303,24 +254,7 @@ class UdEngine(_Fields, Generic[R]):
 
     def look_up_again(self, _lkey: int, look_up: Callable[[Iterable[RecvWork]], None]) -> None:
         """See :meth:`rdmacm.proto.engine.QPEngine.look_up_again`."""
-        if self.core_receives:
-            self._end_core_receives()
         look_up(self.recv_queue)
-
-    def _begin_core_receives(self) -> None:
-        """Give the receives to the compiled core, if there is one and it knows all of them."""
-        if self._may_use_core and self._take_recv is None:
-            self.core_receives = True
-            if all(map(self.core_post_recv, self.recv_queue)):
-                self.recv_queue.clear()
-            else:
-                self.core_end_receives()
-                self._core_pause = len(self.recv_queue) + _LEAST_PAUSE
-
-    def _end_core_receives(self) -> None:
-        """Take them back."""
-        self.recv_queue.extend(self.core_end_receives())
-        self._core_pause = len(self.recv_queue) + _LEAST_PAUSE
 
     def received(
         self, data: memoryview, segment: int, flow: UdFlow, ip_fields: tuple[int, int] = (0, DEFAULT_HOP_LIMIT)
@@ -330,30 +264,16 @@ class UdEngine(_Fields, Generic[R]):
         ``ip_fields``: traffic class and hop limit of the IP header. The owner has checked the queue pair number and the
         state. Return how many packets were accepted.
         """
-        if self._may_use_core and self._core_pause <= 0 and not (self.core_receives or self.failed):
-            self._begin_core_receives()
-        if not data or not (segment or self.core_receives):
-            return self._take(data, flow, ip_fields)
-        step = segment or len(data)
-        at = accepted = 0
-        while at < len(data):
-            if self.core_receives:
-                taken, count, without_receive = self.core_take(
-                    *(data[at:], segment, flow.source, flow.destination, flow.icrc.base, *ip_fields, self.completed)
-                )
-                at += taken
-                accepted += count
-                if without_receive:
-                    self._counters.dropped[NO_RECEIVE] += without_receive
-            if at < len(data):
-                accepted += self._take(data[at : at + step], flow, ip_fields)
-                at += step
+        size, accepted = len(data), 0
+        step = segment or size or 1
+        for at in range(0, size or 1, step):
+            accepted += self._take(data[at : at + step], flow, ip_fields)
         return accepted
 
     def _take(self, data: memoryview, flow: UdFlow, ip_fields: tuple[int, int]) -> int:
         reason = self._accept(data, flow, ip_fields)
         if reason:
-            self._counters.dropped[reason] += 1
+            self.counters.dropped[reason] += 1
             return 0
         return 1
 
@@ -362,7 +282,7 @@ class UdEngine(_Fields, Generic[R]):
         length = len(data)
         if length < _LEAST:
             return "length"
-        opcode, flags, pkey, _, _, qkey, source = BTH_DETH_STRUCT.unpack_from(data)
+        opcode, flags, pkey, word, _, qkey, source = BTH_DETH_STRUCT.unpack_from(data)
         if opcode not in (_SEND, _SEND_WITH_IMMEDIATE):
             return "opcode"
         start = HEADER_LENGTH[opcode]
@@ -371,6 +291,8 @@ class UdEngine(_Fields, Generic[R]):
             return "length"
         if flags & 0xF:
             return "version"
+        if self.failed:
+            return "state"
         if pkey & PKEY_BITS != PKEY_BITS:  # this side is a full member
             return "pkey"
         if qkey != self.qkey:
@@ -378,7 +300,7 @@ class UdEngine(_Fields, Generic[R]):
         if end - start > self.max_payload:
             return "length"
         identification = 0
-        if crc32(data, flow.icrc.start(length)) != RESIDUE:  # nearly every sender of this package has 0
+        if word > QPN_MASK or crc32(data, flow.icrc.start(length)) != RESIDUE:  # nearly every sender has 0
             found = flow.icrc.solve((data,))
             if found is None:
                 return "icrc"
@@ -404,20 +326,16 @@ class UdEngine(_Fields, Generic[R]):
 
     def _next_recv(self, length: int) -> RecvWork | str:
         """Take the receive for a message of ``length`` bytes; the reason of the drop if there is none."""
-        if self._take_recv is not None:
-            return self._take_recv(length)
-        if self.core_receives:
-            found = self.core_next_recv(length)
-            if isinstance(found, RecvWork):
-                return found
-            return NO_RECEIVE if found is None else TOO_SHORT
-        queue = self.recv_queue
-        if not queue:
+        shared, queue = self._shared, self.recv_queue
+        first = shared.first if shared is not None else queue[0] if queue else None
+        if first is None:
             return NO_RECEIVE
-        if not has_room(queue[0], length):
+        if not _has_room(first, length):
             return TOO_SHORT
-        self._core_pause -= 1
-        return queue.popleft()
+        if shared is None:
+            return queue.popleft()
+        shared.take()
+        return first
 
     def _complete_recv(self, work: RecvWork, status: WCStatus) -> None:
         self.completed.append(WC(work.wr_id, status, _RECV, qp_num=self.qp_num))
@@ -427,9 +345,6 @@ class UdEngine(_Fields, Generic[R]):
     def flush(self) -> None:
         """To the error state: everything posted completes as flushed."""
         self.failed = True
-        self.end_core_sends()
-        if self.core_receives:
-            self._end_core_receives()
         self._flush_sends()
         while self.recv_queue:
             self._complete_recv(self.recv_queue.popleft(), _FLUSHED)
