@@ -55,12 +55,12 @@ typedef struct {
     size_t address_length; /* 0: not set */
     uint8_t local[16], remote[16];
     bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
-} RcEngine;
+} ConnectedEngine;
 
 typedef struct {
     PyObject_HEAD
     struct rdmacm_ud ud;
-    bool is_shared; /* as RcEngine's */
+    bool is_shared; /* as ConnectedEngine's */
 } UdCore;
 
 /* enter_core() if the wire may use it now; whether that was done. */
@@ -135,7 +135,7 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Wire *self);
 
-extern PyTypeObject *regions_type, *rc_engine_type, *ud_core_type, *route_type, *shared_type;
+extern PyTypeObject *regions_type, *connected_type, *ud_core_type, *route_type, *shared_type;
 /* The members of WCStatus, by value. */
 extern PyObject *wc_statuses;
 /* The class of the wr_id of a request without a completion. */
@@ -294,7 +294,7 @@ struct queue_pair {
     bool (*post_send)(void *queue_pair, PyObject *request);
     bool *is_shared; /* that of its core */
     Wire *wire;
-    PyObject *core; /* an RcEngine or a UdCore; NULL once it is detached */
+    PyObject *core; /* an ConnectedEngine or a UdCore; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
     PyObject *pd, *regions; /* what `rules` refers to; NULL: the core has it */
