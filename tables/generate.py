@@ -262,7 +262,10 @@ def header(table: dict[str, Any], literal: dict[str, str]) -> Iterator[str]:
             if name not in small:
                 yield f"/* {text} */\n#define RDMACM_{name} UINT{64 if value >> 32 else 32}_C({literal[name]})"
         yield ""
-    yield "enum { /* opcodes of the reliable connected service, and of datagrams */"
+    yield "enum { /* transport services: the top three bits of an opcode */\n    RDMACM_TRANSPORT_MASK = 0xE0,"
+    for name, row in table["services"].items():
+        yield f"    RDMACM_{name} = 0x{row['code']:02X},"
+    yield "};\n\nenum { /* opcodes of the reliable connected service, and of datagrams */"
     for packet in packets(table):
         if packet.service in ("RC", "UD"):
             name = plain(packet.kind) if packet.service == "RC" else packet.name

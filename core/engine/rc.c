@@ -32,8 +32,10 @@ const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
     [RDMACM_WR_ATOMIC_WRITE] = {RDMACM_IS_ATOMIC_WRITE, 0, 0, 0, 0, RDMACM_ATOMIC_WRITE},
 };
 
-void rdmacm_rc_init(struct rdmacm_rc *rc, uint32_t qp_num) {
-    *rc = (struct rdmacm_rc){.qp_num = qp_num, .ack_psn = -1, .flush_icrc_twice = true};
+const struct rdmacm_packet_type rdmacm_packet_types[256] = RDMACM_PACKETS;
+
+void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num) {
+    *rc = (struct rdmacm_rc){.transport = transport, .qp_num = qp_num, .ack_psn = -1, .flush_icrc_twice = true};
 }
 
 void rdmacm_rc_free(struct rdmacm_rc *rc) {
@@ -129,7 +131,7 @@ bool rdmacm_rc_ready_to_receive(struct rdmacm_rc *rc, const struct rdmacm_rtr *r
 }
 
 static void take_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts *rts) {
-    rc->timeout = rts->timeout;
+    rc->timeout = rc->transport == RDMACM_UC ? 0 : rts->timeout;
     rc->retry_cnt = rc->retries_left = rts->retry_cnt;
     rc->rnr_retry = rc->rnr_retries_left = rts->rnr_retry;
     rc->max_rd_atomic = rts->max_rd_atomic;
@@ -138,7 +140,7 @@ static void take_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts *
 void rdmacm_rc_ready_to_send(struct rdmacm_rc *rc, const struct rdmacm_rts *rts) {
     rc->next_psn = rc->end_psn = rc->unacked_psn = rts->sq_psn & RDMACM_PSN_MASK;
     take_send_attributes(rc, rts);
-    rc->window = RDMACM_WINDOW;
+    rc->window = rc->transport == RDMACM_UC ? RDMACM_PSN_MASK : RDMACM_WINDOW; /* more than the longest message has */
     rc->loss_window = RDMACM_LOSS_WINDOW_BYTES / rc->path_mtu;
     if (rc->loss_window > RDMACM_WINDOW)
         rc->loss_window = RDMACM_WINDOW;
@@ -174,7 +176,7 @@ static void flush_recv(struct rdmacm_rc *rc, void *pin, uint8_t status) {
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
     if (!reserve_completion(rc))
         return false;
-    if (rc->failed) {
+    if (rc->failed || rc->send_failed) {
         flush_send(rc, send, RDMACM_WC_WR_FLUSH_ERR);
         return true;
     }
@@ -212,7 +214,18 @@ void rdmacm_rc_look_up_again(struct rdmacm_rc *rc, uint32_t lkey) {
         rdmacm_recv_look_up(RDMACM_RING_AT(rc, recvs, i), rc->regions, rc->pd, lkey);
 }
 
-void rdmacm_pop_send(struct rdmacm_rc *rc) {
+void rdmacm_acknowledged(struct rdmacm_rc *rc, uint32_t psn) {
+    rc->unacked_psn = rdmacm_psn_add(psn, 1);
+    if ((rc->next_psn - rc->unacked_psn) & RDMACM_PSN_HALF) /* it was about to be retransmitted in vain */
+        rc->next_psn = rc->unacked_psn;
+}
+
+void rdmacm_complete_send(struct rdmacm_rc *rc, uint32_t byte_len) {
+    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, byte_len);
+    completion->opcode = send->opcode;
+    completion->unsignaled = send->unsignaled;
+    rdmacm_acknowledged(rc, send->last_psn);
     RDMACM_RING_DROP(rc, sends);
     rc->outstanding_count--;
     if (rc->send_index)
@@ -241,19 +254,29 @@ static void complete_current_recv(struct rdmacm_rc *rc, uint8_t status) {
     rc->current_recv = (struct rdmacm_recv){0};
 }
 
-void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
-    if (rc->failed)
-        return;
-    rc->failed = true;
-    if (status != RDMACM_WC_WR_FLUSH_ERR)
-        rc->failure = status;
-    rc->rnr_waiting = rc->has_deadline = false;
+static void flush_sends(struct rdmacm_rc *rc, uint8_t status) {
     rc->next_psn = rc->end_psn;
     for (size_t i = 0; i < rc->sends_count; i++) {
         flush_send(rc, RDMACM_RING_AT(rc, sends, i), status);
         status = RDMACM_WC_WR_FLUSH_ERR;
     }
     rc->sends_count = rc->outstanding_count = rc->send_index = 0;
+}
+
+void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
+    bool is_error = status != RDMACM_WC_WR_FLUSH_ERR;
+    if (rc->failed)
+        return;
+    if (is_error && rc->transport == RDMACM_UC) {
+        rc->send_failed = true;
+        flush_sends(rc, status);
+        return;
+    }
+    rc->failed = true;
+    if (is_error)
+        rc->failure = status;
+    rc->rnr_waiting = rc->has_deadline = false;
+    flush_sends(rc, status);
     complete_current_recv(rc, RDMACM_WC_WR_FLUSH_ERR);
     for (size_t i = 0; i < rc->recvs_count; i++)
         flush_recv(rc, RDMACM_RING_AT(rc, recvs, i)->pin, RDMACM_WC_WR_FLUSH_ERR);
@@ -267,6 +290,8 @@ void rdmacm_rc_flush(struct rdmacm_rc *rc) {
     }
     rdmacm_rc_fail(rc, RDMACM_WC_WR_FLUSH_ERR);
 }
+
+void rdmacm_rc_resume(struct rdmacm_rc *rc) { rc->paused = rc->send_failed = false; }
 
 /* End the connection because of a request of the peer: the receive in progress completes with `status`. */
 void rdmacm_fail_receive(struct rdmacm_rc *rc, uint8_t status) {

@@ -1,4 +1,4 @@
-/* The compiled core: the protocol of a reliable connection over RoCEv2.
+/* The compiled core: the protocol of connections over RoCEv2, reliable and unreliable.
  *
  * docs/core.md describes it. Nothing here knows Python, sockets or clocks; module.c is the glue to Python. PSNs and MSNs
  * have 24 bits and wrap. The caller serialises all calls for one connection and for one table of regions.
@@ -219,6 +219,8 @@ enum {
 };
 
 extern const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES];
+/* By opcode. */
+extern const struct rdmacm_packet_type rdmacm_packet_types[256];
 
 /* A request of a receive queue. */
 struct rdmacm_recv {
@@ -335,8 +337,11 @@ enum rdmacm_refusal {
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
-/* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState. */
+/* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState. An unreliable connection
+ * (rdmacm.proto.roce.uc.UcEngine) leaves most of them unused. */
 struct rdmacm_rc {
+    uint8_t transport; /* RDMACM_RC or RDMACM_UC: that of its opcodes */
+
     /* path */
     struct rdmacm_flow flow_out, flow_in;
     uint64_t send_bth;
@@ -346,6 +351,7 @@ struct rdmacm_rc {
 
     /* states */
     bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
+    bool send_failed; /* unreliable: a request has failed, and others complete as flushed until the owner resumes */
     uint8_t failure;       /* the status of the error that has ended it; 0: none, or rdmacm_rc_flush() has */
     bool has_failed_peer;  /* whether that was an error of a request of the peer */
     bool flush_icrc_twice; /* whether FLUSHes get rxe's ICRC at first */
@@ -382,7 +388,8 @@ struct rdmacm_rc {
     struct rdmacm_srq *srq; /* where receives come from, the owner's; NULL: from `recvs` */
     struct rdmacm_recv *recvs;
     size_t recvs_capacity, recvs_head, recvs_count;
-    struct rdmacm_recv current_recv; /* the SEND in progress; pin NULL: none */
+    /* The SEND in progress; unreliable: or one that was abandoned, whose receive is the next one. Pin NULL: none. */
+    struct rdmacm_recv current_recv;
     struct rdmacm_response *responses;
     size_t responses_capacity, responses_head, responses_count;
     size_t unanswered, waiting_flushes; /* in the ring: first responses of resources that are kept, those of FLUSHes */
@@ -397,7 +404,7 @@ struct rdmacm_rc {
 };
 
 /* A connection in INIT. */
-void rdmacm_rc_init(struct rdmacm_rc *rc, uint32_t qp_num);
+void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num);
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_rc_free(struct rdmacm_rc *rc);
 
@@ -423,8 +430,11 @@ void rdmacm_rc_set_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts
 bool rdmacm_rc_set_resources(struct rdmacm_rc *rc, uint32_t count);
 
 /* Whether requests of this opcode may be queued. */
-static inline bool rdmacm_rc_has(uint64_t opcode) {
-    return opcode < RDMACM_REQUEST_TYPES && rdmacm_request_types[opcode].flags;
+static inline bool rdmacm_rc_has(const struct rdmacm_rc *rc, uint64_t opcode) {
+    if (opcode >= RDMACM_REQUEST_TYPES || !rdmacm_request_types[opcode].flags)
+        return false;
+    const struct rdmacm_request_type *type = &rdmacm_request_types[opcode];
+    return type->flags & RDMACM_IS_LOCAL || rdmacm_packet_types[type->only | rc->transport].header_length;
 }
 
 /* Queue a request of an opcode that the connection has. Once it has ended the request completes as flushed. False, with
@@ -444,12 +454,16 @@ size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, cons
 enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data,
                                       size_t size);
 
-/* End the connection: everything posted completes, the oldest send with `status`, all others as flushed. */
+/* End the connection: everything posted completes, the oldest send with `status`, all others as flushed. If it is
+ * unreliable, a `status` that is an error ends the sends alone. */
 void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status);
 
 /* End the connection for its owner: everything posted completes as flushed, and nothing more is sent. One that has failed
  * before still answers. */
 void rdmacm_rc_flush(struct rdmacm_rc *rc);
+
+/* SQD or SQE to RTS. */
+void rdmacm_rc_resume(struct rdmacm_rc *rc);
 
 /* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for; without a retry left,
  * the connection fails. */
@@ -509,7 +523,7 @@ void rdmacm_out_add_twice(struct rdmacm_out *out, size_t headers_length);
 
 /* Build up to `limit` packets, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes (0: none). */
 void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now);
-/* Build a packet that a live peer answers, and that has no other effect. */
+/* Build a packet that a live peer answers, and that has no other effect; unreliable: nothing. */
 void rdmacm_rc_build_probe(struct rdmacm_rc *rc, struct rdmacm_out *out);
 
 /* -- helpers for the files of the core ------------------------------------------------------------------------------- */
@@ -609,6 +623,9 @@ static inline bool rdmacm_wants_to_send(const struct rdmacm_rc *rc) {
 
 void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count);
 void rdmacm_retransmit(struct rdmacm_rc *rc, uint32_t psn, double now);
-void rdmacm_pop_send(struct rdmacm_rc *rc);
+/* The oldest request is complete. */
+void rdmacm_complete_send(struct rdmacm_rc *rc, uint32_t byte_len);
+/* Everything up to `psn` needs no retransmission any more. */
+void rdmacm_acknowledged(struct rdmacm_rc *rc, uint32_t psn);
 
 #endif

@@ -113,6 +113,14 @@ enum {
     RDMACM_COUNT_DROPPED = -3,
 };
 
+enum { /* transport services: the top three bits of an opcode */
+    RDMACM_TRANSPORT_MASK = 0xE0,
+    RDMACM_RC = 0x00,
+    RDMACM_UC = 0x20,
+    RDMACM_UD = 0x60,
+    RDMACM_XRC = 0xA0,
+};
+
 enum { /* opcodes of the reliable connected service, and of datagrams */
     RDMACM_SEND_FIRST = 0x00,
     RDMACM_SEND_MIDDLE = 0x01,

@@ -1,6 +1,6 @@
 /* Packets received: how the peer's requests are executed and answered, and how its answers are processed.
  *
- * The Python engine has the same rules at length (responder.py, responses.py). Checks are made in the order of InfiniBand
+ * The Python engines have the same rules at length (responder.py, responses.py; uc.py). Checks are made in the order of InfiniBand
  * Architecture 9.7.4 and of rxe: opcode sequence, permission, resources, lengths, then the memory key; only then is memory
  * touched.
  */
@@ -10,7 +10,7 @@
 
 /* The parts of a packet. `body` follows the BTH, without padding and ICRC. */
 struct packet {
-    uint8_t opcode;
+    uint8_t opcode; /* without the transport service */
     struct rdmacm_packet_type type;
     bool solicited, ack_requested;
     uint32_t psn;
@@ -24,18 +24,38 @@ enum outcome {
     DROPPED, /* it was counted, and perhaps answered */
 };
 
-static const struct rdmacm_packet_type packet_types[256] = RDMACM_PACKETS;
-
 static enum outcome dropped(struct rdmacm_rc *rc, enum rdmacm_count reason) {
     rdmacm_count(rc, reason);
     return DROPPED;
 }
 
+static enum outcome refused(struct rdmacm_rc *rc, enum rdmacm_refusal reason) {
+    rc->refused[reason]++;
+    rc->has_refused = true;
+    return DROPPED;
+}
+
 /* -- requests of the peer -------------------------------------------------------------------------------------------- */
+
+/* Drop a message of an unreliable connection: nobody is told, and its receive is the next one. Only a receive whose memory
+ * cannot be written ends the connection. */
+static enum outcome drop_message(struct rdmacm_rc *rc, uint32_t syndrome, uint8_t status) {
+    rc->operation = 0;
+    if ((syndrome & RDMACM_SYNDROME_KIND) == RDMACM_RNR_NAK)
+        return refused(rc, RDMACM_REFUSED_NO_RECEIVE);
+    if (status == RDMACM_WC_LOC_LEN_ERR)
+        return refused(rc, RDMACM_REFUSED_SHORT_RECEIVE);
+    if (status != RDMACM_WC_LOC_QP_OP_ERR)
+        return dropped(rc, RDMACM_DROPPED_REFUSED);
+    rdmacm_fail_receive(rc, status);
+    return TAKEN;
+}
 
 /* Answer a request that cannot be executed with a NAK. Unless it only has to come again, the connection ends, and the
  * receive in progress completes with `status`. */
 static enum outcome refuse(struct rdmacm_rc *rc, const struct packet *packet, uint32_t syndrome, uint8_t status) {
+    if (rc->transport == RDMACM_UC)
+        return drop_message(rc, syndrome, status);
     rdmacm_respond(rc, packet->psn, syndrome);
     rc->nak_sent = true; /* what follows is dropped without another one */
     if ((syndrome & RDMACM_SYNDROME_KIND) == RDMACM_RNR_NAK)
@@ -73,14 +93,18 @@ static enum outcome executed(struct rdmacm_rc *rc, const struct packet *packet) 
         rc->msn = rdmacm_psn_add(rc->msn, 1);
         rc->executed_psn = rc->expected_psn;
     }
-    if (packet->ack_requested)
+    if (packet->ack_requested && rc->transport != RDMACM_UC)
         rdmacm_respond(rc, packet->psn, RDMACM_ACK_SYNDROME);
     return TAKEN;
 }
 
-static void complete_recv(struct rdmacm_rc *rc, const struct packet *packet, void *pin, uint64_t length, uint8_t opcode,
+/* Have the receive for a message: that of an abandoned one, or the next. False: there is none. */
+static bool have_recv(struct rdmacm_rc *rc) { return rc->current_recv.pin || rdmacm_take_recv(rc, &rc->current_recv); }
+
+static void complete_recv(struct rdmacm_rc *rc, const struct packet *packet, uint64_t length, uint8_t opcode,
                           uint32_t word) {
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, (uint32_t)length);
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)length);
+    rc->current_recv = (struct rdmacm_recv){0};
     completion->is_recv = true;
     completion->solicited = packet->solicited;
     completion->opcode = opcode;
@@ -100,7 +124,7 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet)
         return refuse_invalid(rc, packet);
     bool invalidates = packet->type.word == RDMACM_INVALIDATED;
     if (packet->type.parts & RDMACM_STARTS) {
-        if (!rdmacm_take_recv(rc, &rc->current_recv))
+        if (!have_recv(rc))
             return refuse_not_ready(rc, packet);
         rc->message_offset = 0;
     }
@@ -114,10 +138,8 @@ static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet)
     if (invalidates && !rdmacm_window_invalidate(rc->regions, rc->pd, rc->qp, word))
         return refuse(rc, packet, RDMACM_NAK_REMOTE_ACCESS_ERROR, RDMACM_WC_REM_INV_REQ_ERR);
     rdmacm_scatter(&recv->memory, offset, data, size);
-    if (packet->type.parts & RDMACM_ENDS) {
-        complete_recv(rc, packet, recv->pin, end, RDMACM_WR_SEND, word);
-        rc->current_recv = (struct rdmacm_recv){0};
-    }
+    if (packet->type.parts & RDMACM_ENDS)
+        complete_recv(rc, packet, end, RDMACM_WR_SEND, word);
     return executed(rc, packet);
 }
 
@@ -132,9 +154,12 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
         length = rdmacm_load32(data + 12);
         offset = 0;
         data += RDMACM_RETH_LENGTH, size -= RDMACM_RETH_LENGTH;
-        if (!(rc->access & RDMACM_ACCESS_REMOTE_WRITE) || length > RDMACM_LONGEST_MESSAGE)
+        if (length > RDMACM_LONGEST_MESSAGE)
             return refuse_invalid(rc, packet);
     }
+    /* The permission of a reliable connection is that of the first packet. */
+    if ((packet->type.parts & RDMACM_STARTS || rc->transport == RDMACM_UC) && !(rc->access & RDMACM_ACCESS_REMOTE_WRITE))
+        return refuse_invalid(rc, packet);
     if (packet->type.word) {
         word = rdmacm_load32(data);
         data += 4, size -= 4;
@@ -151,10 +176,9 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
     if (packet->type.parts & RDMACM_ENDS ? end != length : end >= length)
         return refuse_invalid(rc, packet);
     if (packet->type.word) { /* immediate data takes a receive */
-        struct rdmacm_recv recv;
-        if (!rdmacm_take_recv(rc, &recv))
+        if (!have_recv(rc))
             return refuse_not_ready(rc, packet);
-        complete_recv(rc, packet, recv.pin, length, RDMACM_WR_WRITE_WITH_IMM, word);
+        complete_recv(rc, packet, length, RDMACM_WR_WRITE_WITH_IMM, word);
     }
     if (size)
         memcpy(target + offset, data, size);
@@ -392,7 +416,34 @@ static enum outcome execute(struct rdmacm_rc *rc, const struct packet *packet) {
     }
 }
 
+/* What the responder of an unreliable connection does, by the operation of the message in progress and by what the packet
+ * is; rdmacm.proto.roce.uc_states has the reasons. A rest that does not have the next PSN comes after a gap. */
+enum step { BEGIN, CONTINUE, RESTART, ABANDON, DROP };
+enum arrival { SEND_START, WRITE_START, SEND_REST, WRITE_REST, GAP, ARRIVALS };
+static const uint8_t steps[][ARRIVALS] = {
+    [0] = {BEGIN, BEGIN, DROP, DROP, DROP},
+    [RDMACM_OPERATION_SEND] = {RESTART, RESTART, CONTINUE, ABANDON, ABANDON},
+    [RDMACM_OPERATION_WRITE] = {RESTART, RESTART, ABANDON, CONTINUE, ABANDON},
+};
+
+static enum outcome take_unacknowledged(struct rdmacm_rc *rc, const struct packet *packet) {
+    bool is_write = packet->type.operation == RDMACM_OPERATION_WRITE;
+    enum arrival arrival = is_write ? WRITE_REST : SEND_REST;
+    if (packet->type.parts & RDMACM_STARTS)
+        arrival = is_write ? WRITE_START : SEND_START;
+    else if (packet->psn != rc->expected_psn)
+        arrival = GAP;
+    enum step step = steps[rc->operation][arrival];
+    if (step != CONTINUE)
+        rc->operation = 0;
+    if (step == ABANDON || step == DROP)
+        return dropped(rc, RDMACM_DROPPED_SEQUENCE);
+    return execute(rc, packet);
+}
+
 static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *packet) {
+    if (rc->transport == RDMACM_UC)
+        return take_unacknowledged(rc, packet);
     if (packet->psn != rc->expected_psn)
         return take_out_of_order(rc, packet);
     rc->nak_sent = false;
@@ -401,29 +452,12 @@ static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *pack
 
 /* -- answers of the peer --------------------------------------------------------------------------------------------- */
 
-/* Everything up to `psn` needs no retransmission any more. */
-static void acknowledged(struct rdmacm_rc *rc, uint32_t psn) {
-    rc->unacked_psn = rdmacm_psn_add(psn, 1);
-    if ((rc->next_psn - rc->unacked_psn) & RDMACM_PSN_HALF) /* it was about to be retransmitted in vain */
-        rc->next_psn = rc->unacked_psn;
-}
-
 /* The peer has acknowledged something new: all retries are available again, and the timer restarts. */
 static void progressed(struct rdmacm_rc *rc, double now) {
     rc->retransmitting = false;
     rc->retries_left = rc->retry_cnt;
     rc->rnr_retries_left = rc->rnr_retry;
     rdmacm_start_timer(rc, now);
-}
-
-/* The oldest request is complete. */
-static void complete_send(struct rdmacm_rc *rc, uint32_t byte_len) {
-    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, byte_len);
-    completion->opcode = send->opcode;
-    completion->unsignaled = send->unsignaled;
-    acknowledged(rc, send->last_psn);
-    rdmacm_pop_send(rc);
 }
 
 /* The first packet that is missing of the response to a request. */
@@ -456,14 +490,14 @@ static void acknowledge_up_to(struct rdmacm_rc *rc, uint32_t psn, double now) {
         }
         if (is_later) {
             if (!((psn - rc->unacked_psn) & RDMACM_PSN_HALF)) {
-                acknowledged(rc, psn);
+                rdmacm_acknowledged(rc, psn);
                 progress = true;
             }
             break;
         }
         if (flags & RDMACM_HAS_EMPTY_RESPONSE && send->requested_packets)
             rc->outstanding_reads--;
-        complete_send(rc, send->length);
+        rdmacm_complete_send(rc, send->length);
         progress = true;
     }
     if (progress)
@@ -565,9 +599,9 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
     send->received_bytes += (uint32_t)size;
     rc->outstanding_reads -= ends_part;
     if (is_last)
-        complete_send(rc, send->length);
+        rdmacm_complete_send(rc, send->length);
     else
-        acknowledged(rc, psn);
+        rdmacm_acknowledged(rc, psn);
     progressed(rc, now);
     return TAKEN;
 }
@@ -580,7 +614,7 @@ static enum outcome take_atomic_response(struct rdmacm_rc *rc, const struct pack
     memcpy(bytes, &original, sizeof bytes);
     rdmacm_scatter(&send->memory, 0, bytes, send->length < sizeof bytes ? send->length : sizeof bytes);
     rc->outstanding_reads--;
-    complete_send(rc, sizeof bytes);
+    rdmacm_complete_send(rc, sizeof bytes);
     progressed(rc, now);
     return TAKEN;
 }
@@ -636,10 +670,12 @@ static bool is_response(const struct rdmacm_packet_type *type) {
 static enum rdmacm_refusal check_headers(const struct rdmacm_rc *rc, const uint8_t *data, size_t size) {
     if (size < RDMACM_SHORTEST_PACKET || size > RDMACM_LONGEST_PACKET)
         return RDMACM_REFUSED_LENGTH;
-    const struct rdmacm_packet_type *type = &packet_types[data[0] < 32 ? data[0] : 255];
-    if (!type->header_length)
+    const struct rdmacm_packet_type *type = &rdmacm_packet_types[data[0]];
+    if (!type->header_length || (data[0] & RDMACM_TRANSPORT_MASK) != rc->transport)
         return RDMACM_REFUSED_OPCODE;
     if (size < type->header_length + (size_t)(data[1] >> 4 & 3) + RDMACM_ICRC_LENGTH)
+        return RDMACM_REFUSED_LENGTH;
+    if (rc->transport == RDMACM_UC && size & 3)
         return RDMACM_REFUSED_LENGTH;
     if (data[1] & 0xF)
         return RDMACM_REFUSED_VERSION;
@@ -658,12 +694,6 @@ enum rdmacm_refusal rdmacm_rc_refuses(const struct rdmacm_rc *rc, const struct r
     return reason;
 }
 
-static enum outcome refused(struct rdmacm_rc *rc, enum rdmacm_refusal reason) {
-    rc->refused[reason]++;
-    rc->has_refused = true;
-    return DROPPED;
-}
-
 static enum outcome take_packet(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
                                 double now) {
     enum rdmacm_refusal reason = check_headers(rc, data, size);
@@ -675,8 +705,8 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const struct rdmacm_flow *
     uint32_t word = rdmacm_load32(data + 8);
     size_t pad = data[1] >> 4 & 3;
     struct packet packet = {
-        .opcode = data[0],
-        .type = packet_types[data[0]],
+        .opcode = (uint8_t)(data[0] & ~RDMACM_TRANSPORT_MASK),
+        .type = rdmacm_packet_types[data[0]],
         .solicited = data[1] >> 7,
         .ack_requested = word >> 31,
         .psn = word & RDMACM_PSN_MASK,

@@ -107,7 +107,7 @@ void rdmacm_out_finish(struct rdmacm_out *out) {
 
 static size_t put_bth(const struct rdmacm_rc *rc, uint8_t *p, uint8_t opcode, size_t payload, bool solicited,
                       uint32_t word) {
-    uint64_t half = (uint64_t)opcode << 56 | (uint64_t)((0 - payload) & 3) << 52 | rc->send_bth;
+    uint64_t half = (uint64_t)(opcode | rc->transport) << 56 | (uint64_t)((0 - payload) & 3) << 52 | rc->send_bth;
     if (solicited)
         half |= UINT64_C(0x80) << 48;
     rdmacm_store64(p, half);
@@ -283,7 +283,8 @@ static size_t add_data(struct rdmacm_rc *rc, struct rdmacm_out *out, const struc
         uint32_t offset = index * rc->path_mtu, size = is_last ? send->length - offset : rc->path_mtu, word = psn;
         uint8_t opcode = is_first ? (is_last ? type->only : type->first) : (is_last ? type->last : type->middle);
         /* An answer is requested at the end, where the window closes, and at intervals. */
-        if (is_last || room - done == 1 || (!is_first && (index + 1) % rc->ack_interval == 0))
+        bool is_answered = is_last || room - done == 1 || (!is_first && (index + 1) % rc->ack_interval == 0);
+        if (is_answered && rc->transport != RDMACM_UC)
             word |= RDMACM_ACK_REQUEST;
         uint8_t *headers = rdmacm_out_headers(out);
         size_t length = put_bth(rc, headers, opcode, size, is_last && send->solicited, word);
@@ -427,6 +428,8 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
         if (!count)
             break;
         limit -= count;
+        if (rc->transport == RDMACM_UC && rc->next_psn == rc->end_psn)
+            rdmacm_complete_send(rc, send->length);
     }
     if (!rc->has_deadline && rc->next_psn != before)
         rdmacm_start_timer(rc, now);
@@ -453,6 +456,7 @@ void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit,
 
 void rdmacm_rc_build_probe(struct rdmacm_rc *rc, struct rdmacm_out *out) {
     rdmacm_out_begin(out, &rc->flow_out, 0);
-    rdmacm_out_add(out, put_duplicate(rc, rdmacm_out_headers(out)), NULL, 0, 0);
+    if (rc->transport != RDMACM_UC)
+        rdmacm_out_add(out, put_duplicate(rc, rdmacm_out_headers(out)), NULL, 0, 0);
     rdmacm_out_finish(out);
 }

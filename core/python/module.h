@@ -55,12 +55,12 @@ typedef struct {
     size_t address_length; /* 0: not set */
     uint8_t local[16], remote[16];
     bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
-} RcEngine;
+} ConnectedEngine;
 
 typedef struct {
     PyObject_HEAD
     struct rdmacm_ud ud;
-    PyObject *completed, *counters, *regions, *pd, *shared; /* as RcEngine's */
+    PyObject *completed, *counters, *regions, *pd, *shared; /* as ConnectedEngine's */
     bool is_shared;
 } UdEngine;
 
@@ -136,7 +136,7 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Wire *self);
 
-extern PyTypeObject *regions_type, *rc_engine_type, *ud_engine_type, *route_type, *shared_type;
+extern PyTypeObject *regions_type, *connected_type, *ud_engine_type, *route_type, *shared_type;
 /* The members of WCStatus, by value. */
 extern PyObject *wc_statuses;
 /* The class of the wr_id of a request without a completion. */
@@ -291,7 +291,7 @@ struct queue_pair {
     bool (*post_send)(void *queue_pair, PyObject *request);
     bool *is_shared; /* that of its core */
     Wire *wire;
-    PyObject *core; /* an RcEngine or a UdEngine; NULL once it is detached */
+    PyObject *core; /* a ConnectedEngine or a UdEngine; NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
     PyObject *addresses; /* of type Addresses, of a datagram queue pair */

@@ -11,16 +11,16 @@ typedef struct {
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
-static bool begin_send(const struct rules *rules, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
+static bool begin_send(const QueuePair *self, struct rdmacm_send *send, uint64_t opcode, uint64_t flags,
                        size_t elements) {
-    if (!rdmacm_rc_has(opcode))
+    if (!rdmacm_rc_has(self->conn->rc, opcode))
         return false;
     uint8_t kind = rdmacm_request_types[opcode].flags;
     bool is_known = kind & (RDMACM_IS_DATA | RDMACM_IS_READ | RDMACM_IS_ATOMIC);
     send->opcode = (uint8_t)opcode;
     send->fence = flags & RDMACM_FLAG_FENCE;
     return is_known && (kind & RDMACM_IS_DATA || !(flags & RDMACM_FLAG_INLINE)) &&
-           parse_flags(rules, flags & ~(uint64_t)RDMACM_FLAG_FENCE, elements, &send->solicited, &send->unsignaled);
+           parse_flags(&self->rules, flags & ~(uint64_t)RDMACM_FLAG_FENCE, elements, &send->solicited, &send->unsignaled);
 }
 
 /* Read the fields that an opcode has. */
@@ -61,7 +61,7 @@ static bool post_send(void *queue_pair, PyObject *object) {
     struct request request;
     struct rdmacm_send send = {0};
     bool done = parse_send(object, &request) &&
-                begin_send(&self->rules, &send, request.opcode, request.flags, request.count) &&
+                begin_send(self, &send, request.opcode, request.flags, request.count) &&
                 read_fields(object, &send) &&
                 queue_send(self, request.wr_id, request.locals, request.count, request.flags, &send);
     end_request(&request);
@@ -93,7 +93,7 @@ static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py
         send.rkey = (uint32_t)rkey;
         take_lock(lock);
         done = self->core && queue_pair_has_room(self, 1) && is_simple(opcode) &&
-               begin_send(&self->rules, &send, opcode, flags, 1) && queue_send(self, wr_id, &local, 1, flags, &send);
+               begin_send(self, &send, opcode, flags, 1) && queue_send(self, wr_id, &local, 1, flags, &send);
         PyErr_Clear();
         if (done)
             is_right = queue_pair_posted(self, 1);
@@ -114,12 +114,12 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     Py_ssize_t remote_length, local_length, train;
     int port_number, fd;
     unsigned int remote_scope, scope;
-    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, rc_engine_type, &parts.core, &parts.qp,
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, connected_type, &parts.core, &parts.qp,
                           queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &remote, &remote_length,
                           &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
-    RcEngine *engine = (RcEngine *)parts.core;
+    ConnectedEngine *engine = (ConnectedEngine *)parts.core;
     if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
         engine->is_shared)
         return PyErr_Format(PyExc_ValueError,

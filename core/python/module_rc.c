@@ -1,15 +1,15 @@
-/* Glue: the engine of a reliable connection. What module_memory.c says about locks and memory is true here. */
+/* Glue: the engine of a connection. What module_memory.c says about locks and memory is true here. */
 #include "module.h"
 
 #include <string.h>
 
-PyTypeObject *rc_engine_type;
+PyTypeObject *connected_type;
 struct rdmacm_out built;
 
 /* -- the object ------------------------------------------------------------------------------------------------------ */
 
 /* Refer to the memory that the peer may access. */
-static bool set_memory(RcEngine *self, PyObject *memory) {
+static bool set_memory(ConnectedEngine *self, PyObject *memory) {
     self->regions = PyObject_GetAttrString(memory, "regions");
     self->pd = self->regions ? PyObject_GetAttr(memory, names.pd) : NULL;
     if (!self->pd)
@@ -24,7 +24,7 @@ static bool set_memory(RcEngine *self, PyObject *memory) {
 }
 
 /* Take receives from a shared receive queue, or from its SharedReceives; with None from a queue of its own. */
-static bool set_shared(RcEngine *self, PyObject *shared) {
+static bool set_shared(ConnectedEngine *self, PyObject *shared) {
     if (shared == Py_None)
         return true;
     self->shared = PyObject_TypeCheck(shared, shared_type) ? Py_NewRef(shared) : PyObject_GetAttrString(shared, "core");
@@ -36,15 +36,20 @@ static bool set_shared(RcEngine *self, PyObject *shared) {
     return true;
 }
 
+static bool is_unreliable(const ConnectedEngine *self) { return self->rc.transport == RDMACM_UC; }
+
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     unsigned int qp_num;
+    unsigned char transport = RDMACM_RC;
     PyObject *memory, *shared, *counters;
-    if (!PyArg_ParseTuple(args, "IOOO", &qp_num, &memory, &shared, &counters))
+    if (!PyArg_ParseTuple(args, "IOOO|b", &qp_num, &memory, &shared, &counters, &transport))
         return NULL;
-    RcEngine *self = new_object(type);
+    if (transport != RDMACM_RC && transport != RDMACM_UC)
+        return PyErr_Format(PyExc_ValueError, "no transport service of connections: %d", transport);
+    ConnectedEngine *self = new_object(type);
     if (!self)
         return NULL;
-    rdmacm_rc_init(&self->rc, qp_num);
+    rdmacm_rc_init(&self->rc, transport, qp_num);
     self->counters = Py_NewRef(counters);
     self->completed = PyList_New(0);
     if (!self->completed || !set_memory(self, memory) || !set_shared(self, shared)) {
@@ -54,7 +59,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     return (PyObject *)self;
 }
 
-static int engine_traverse(RcEngine *self, visitproc visit, void *arg) {
+static int engine_traverse(ConnectedEngine *self, visitproc visit, void *arg) {
     struct rdmacm_rc *rc = &self->rc;
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->completed);
@@ -75,7 +80,7 @@ static int engine_traverse(RcEngine *self, visitproc visit, void *arg) {
     return 0;
 }
 
-static int engine_clear(RcEngine *self) {
+static int engine_clear(ConnectedEngine *self) {
     struct rdmacm_rc *rc = &self->rc;
     if (self->is_shared) /* its connection is garbage as well, and will let go of it */
         return 0;
@@ -102,7 +107,7 @@ static int engine_clear(RcEngine *self) {
     return 0;
 }
 
-static void engine_dealloc(RcEngine *self) {
+static void engine_dealloc(ConnectedEngine *self) {
     PyObject_GC_UnTrack(self);
     engine_clear(self);
     if (!self->is_shared) /* else it is of an abandoned wire */
@@ -140,7 +145,6 @@ const char *const refusal_names[RDMACM_REFUSALS] = {
     [RDMACM_REFUSED_SHORT_RECEIVE] = "receive too short",
 };
 
-
 static PyObject *list_counted(const struct rdmacm_counts *counts, const uint32_t *refused) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < RDMACM_COUNTS; i++)
@@ -164,7 +168,7 @@ struct results {
 };
 
 /* Take them, in the same step as the call that made them. */
-static void collect(RcEngine *self, struct results *results) {
+static void collect(ConnectedEngine *self, struct results *results) {
     struct rdmacm_rc *rc = &self->rc;
     results->completions = move_completions(&rc->completions, &results->completions_count);
     results->has_counts = rc->counts.has_any || rc->has_refused;
@@ -178,7 +182,7 @@ static void collect(RcEngine *self, struct results *results) {
 }
 
 /* Pass them on to Python. False with an exception. */
-static bool pass_on(RcEngine *self, struct results *results) {
+static bool pass_on(ConnectedEngine *self, struct results *results) {
     bool done = append_wcs(self->completed, results->completions, results->completions_count, self->rc.qp_num);
     if (!done || !results->has_counts)
         return done;
@@ -190,13 +194,13 @@ static bool pass_on(RcEngine *self, struct results *results) {
 }
 
 /* End a call that returns nothing. */
-static PyObject *pass_on_none(RcEngine *self, struct results *results) {
+static PyObject *pass_on_none(ConnectedEngine *self, struct results *results) {
     return pass_on(self, results) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* -- the path and the states ----------------------------------------------------------------------------------------- */
 
-static PyObject *engine_set_route(RcEngine *self, PyObject *args) {
+static PyObject *engine_set_route(ConnectedEngine *self, PyObject *args) {
     const char *local, *remote;
     Py_ssize_t local_length, remote_length;
     int port;
@@ -214,7 +218,7 @@ static PyObject *engine_set_route(RcEngine *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *engine_set_peer_port(RcEngine *self, PyObject *argument) {
+static PyObject *engine_set_peer_port(ConnectedEngine *self, PyObject *argument) {
     uint64_t port;
     if (!number_of(argument, UINT16_MAX, &port) || !self->address_length)
         return PyErr_Format(PyExc_ValueError, "a port is wanted, and addresses before it");
@@ -237,7 +241,7 @@ static bool read_attribute(PyObject *object, const char *name, uint32_t *number)
     return done;
 }
 
-static PyObject *engine_ready_to_receive(RcEngine *self, PyObject *attributes) {
+static PyObject *engine_ready_to_receive(ConnectedEngine *self, PyObject *attributes) {
     struct rdmacm_rtr rtr;
     if (!read_attribute(attributes, "dest_qp_num", &rtr.dest_qp_num) ||
         !read_attribute(attributes, "rq_psn", &rtr.rq_psn) || !read_attribute(attributes, "path_mtu", &rtr.path_mtu) ||
@@ -268,7 +272,7 @@ static bool read_rts(PyObject *attributes, struct rdmacm_rts *rts) {
     return true;
 }
 
-static PyObject *engine_ready_to_send(RcEngine *self, PyObject *attributes) {
+static PyObject *engine_ready_to_send(ConnectedEngine *self, PyObject *attributes) {
     struct rdmacm_rts rts;
     if (!self->rc.can_receive)
         return PyErr_Format(PyExc_ValueError, "a queue pair has to be ready to receive before it is ready to send");
@@ -280,7 +284,7 @@ static PyObject *engine_ready_to_send(RcEngine *self, PyObject *attributes) {
     Py_RETURN_NONE;
 }
 
-static PyObject *engine_set_send_attributes(RcEngine *self, PyObject *args) {
+static PyObject *engine_set_send_attributes(ConnectedEngine *self, PyObject *args) {
     struct rdmacm_rts rts;
     PyObject *attributes;
     double now;
@@ -292,7 +296,7 @@ static PyObject *engine_set_send_attributes(RcEngine *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *engine_set_access(RcEngine *self, PyObject *argument) {
+static PyObject *engine_set_access(ConnectedEngine *self, PyObject *argument) {
     uint64_t access;
     if (!number_of(argument, UINT32_MAX, &access))
         return PyErr_Format(PyExc_ValueError, "no access flags: %R", argument);
@@ -302,7 +306,7 @@ static PyObject *engine_set_access(RcEngine *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *engine_set_min_rnr_timer(RcEngine *self, PyObject *argument) {
+static PyObject *engine_set_min_rnr_timer(ConnectedEngine *self, PyObject *argument) {
     uint64_t code;
     if (!number_of(argument, 31, &code))
         return PyErr_Format(PyExc_ValueError, "no timer code: %R", argument);
@@ -312,7 +316,7 @@ static PyObject *engine_set_min_rnr_timer(RcEngine *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-static PyObject *engine_set_max_dest_rd_atomic(RcEngine *self, PyObject *argument) {
+static PyObject *engine_set_max_dest_rd_atomic(ConnectedEngine *self, PyObject *argument) {
     uint64_t count;
     bool done = number_of(argument, UINT32_MAX, &count);
     if (done) {
@@ -323,18 +327,21 @@ static PyObject *engine_set_max_dest_rd_atomic(RcEngine *self, PyObject *argumen
     return done ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "max_dest_rd_atomic is %R", argument);
 }
 
-static PyObject *set_paused(RcEngine *self, bool is_paused) {
+static PyObject *engine_pause(ConnectedEngine *self, PyObject *Py_UNUSED(ignored)) {
     bool is_entered = enter_shared(&self->is_shared);
-    self->rc.paused = is_paused;
+    self->rc.paused = true;
     leave_shared(is_entered);
     Py_RETURN_NONE;
 }
 
-static PyObject *engine_pause(RcEngine *self, PyObject *Py_UNUSED(ignored)) { return set_paused(self, true); }
+static PyObject *engine_resume(ConnectedEngine *self, PyObject *Py_UNUSED(ignored)) {
+    bool is_entered = enter_shared(&self->is_shared);
+    rdmacm_rc_resume(&self->rc);
+    leave_shared(is_entered);
+    Py_RETURN_NONE;
+}
 
-static PyObject *engine_resume(RcEngine *self, PyObject *Py_UNUSED(ignored)) { return set_paused(self, false); }
-
-static PyObject *engine_flush(RcEngine *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *engine_flush(ConnectedEngine *self, PyObject *Py_UNUSED(ignored)) {
     struct results results;
     bool is_entered = enter_shared(&self->is_shared);
     rdmacm_rc_flush(&self->rc);
@@ -383,13 +390,14 @@ static bool read_send(PyObject *work, struct rdmacm_send *send) {
            (!(kind & RDMACM_IS_FLUSH) || read_flush(work, send));
 }
 
-static PyObject *engine_post_send(RcEngine *self, PyObject *work) {
+static PyObject *engine_post_send(ConnectedEngine *self, PyObject *work) {
     struct rdmacm_send send = {0};
     struct results results;
     uint64_t opcode;
     bool is_signaled;
-    if (!read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(opcode))
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%R cannot be sent on a reliable connection", work);
+    if (!read_number(work, names.opcode, UINT8_MAX, &opcode) || !rdmacm_rc_has(&self->rc, opcode))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%R cannot be sent on %s connection", work,
+                                                      is_unreliable(self) ? "an unreliable" : "a reliable");
     send.opcode = (uint8_t)opcode;
     if (!self->rc.can_send && !self->rc.failed)
         return PyErr_Format(PyExc_ValueError, "the queue pair is not ready to send");
@@ -413,7 +421,7 @@ static PyObject *engine_post_send(RcEngine *self, PyObject *work) {
     return pass_on(self, &results) && done ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *engine_post_recv(RcEngine *self, PyObject *work) {
+static PyObject *engine_post_recv(ConnectedEngine *self, PyObject *work) {
     struct results results;
     struct pin *pin = pin_recv_work(work);
     if (!pin)
@@ -428,7 +436,7 @@ static PyObject *engine_post_recv(RcEngine *self, PyObject *work) {
     return pass_on(self, &results) && done ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *engine_look_up_again(RcEngine *self, PyObject *args) {
+static PyObject *engine_look_up_again(ConnectedEngine *self, PyObject *args) {
     unsigned int lkey;
     PyObject *look_up;
     if (!PyArg_ParseTuple(args, "IO", &lkey, &look_up))
@@ -483,7 +491,7 @@ PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete
     return list;
 }
 
-static PyObject *engine_received(RcEngine *self, PyObject *args) {
+static PyObject *engine_received(ConnectedEngine *self, PyObject *args) {
     Py_buffer data;
     Py_ssize_t segment;
     double now;
@@ -499,7 +507,7 @@ static PyObject *engine_received(RcEngine *self, PyObject *args) {
     return pass_on(self, &results) ? PyLong_FromSize_t(accepted) : NULL;
 }
 
-static PyObject *engine_datagrams(RcEngine *self, PyObject *args) {
+static PyObject *engine_datagrams(ConnectedEngine *self, PyObject *args) {
     double now;
     Py_ssize_t limit, train;
     struct made made[RDMACM_BUILD_LIMIT];
@@ -518,15 +526,16 @@ static PyObject *engine_datagrams(RcEngine *self, PyObject *args) {
     return list;
 }
 
-static PyObject *engine_probe(RcEngine *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *engine_probe(ConnectedEngine *self, PyObject *Py_UNUSED(ignored)) {
     bool is_entered = enter_shared(&self->is_shared);
     rdmacm_rc_build_probe(&self->rc, &built);
-    PyObject *bytes = join_pieces(&built.datagrams[0]);
+    bool has_any = built.datagrams_count;
+    PyObject *bytes = has_any ? join_pieces(&built.datagrams[0]) : NULL;
     leave_shared(is_entered);
-    return Py_BuildValue("[N]", bytes);
+    return has_any ? Py_BuildValue("[N]", bytes) : PyList_New(0);
 }
 
-static PyObject *engine_timer(RcEngine *self, PyObject *argument) {
+static PyObject *engine_timer(ConnectedEngine *self, PyObject *argument) {
     struct results results;
     double now = PyFloat_AsDouble(argument);
     if (now == -1.0 && PyErr_Occurred())
@@ -538,7 +547,7 @@ static PyObject *engine_timer(RcEngine *self, PyObject *argument) {
     return pass_on_none(self, &results);
 }
 
-static PyObject *engine_completions(RcEngine *self, PyObject *Py_UNUSED(ignored)) {
+static PyObject *engine_completions(ConnectedEngine *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *found = self->completed;
     self->completed = PyList_New(0);
     return found;
@@ -546,13 +555,14 @@ static PyObject *engine_completions(RcEngine *self, PyObject *Py_UNUSED(ignored)
 
 /* -- fields ---------------------------------------------------------------------------------------------------------- */
 
-/* Those of RcState, for tests that compare the two. */
-#define FIELD(name, kind) {#name, kind, offsetof(RcEngine, rc.name), READONLY, NULL}
+/* Those of RcState and of UcEngine, for tests that compare them. */
+#define FIELD(name, kind) {#name, kind, offsetof(ConnectedEngine, rc.name), READONLY, NULL}
 
 static PyMemberDef engine_members[] = {
-    {"completed", T_OBJECT, offsetof(RcEngine, completed), READONLY, NULL},
-    {"counters", T_OBJECT, offsetof(RcEngine, counters), READONLY, NULL},
-    {"failed", T_BOOL, offsetof(RcEngine, rc.failed), 0, NULL},
+    {"completed", T_OBJECT, offsetof(ConnectedEngine, completed), READONLY, NULL},
+    {"counters", T_OBJECT, offsetof(ConnectedEngine, counters), READONLY, NULL},
+    {"failed", T_BOOL, offsetof(ConnectedEngine, rc.failed), 0, NULL},
+    FIELD(send_failed, T_BOOL),
     FIELD(qp_num, T_UINT),
     FIELD(path_mtu, T_UINT),
     FIELD(send_bth, T_ULONGLONG),
@@ -590,7 +600,7 @@ static PyMemberDef engine_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyObject *get_deadline(RcEngine *self, void *Py_UNUSED(closure)) {
+static PyObject *get_deadline(ConnectedEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
     bool has_deadline = self->rc.has_deadline;
     double deadline = self->rc.deadline;
@@ -598,28 +608,28 @@ static PyObject *get_deadline(RcEngine *self, void *Py_UNUSED(closure)) {
     return has_deadline ? PyFloat_FromDouble(deadline) : Py_NewRef(Py_None);
 }
 
-static PyObject *get_to_send(RcEngine *self, void *Py_UNUSED(closure)) {
+static PyObject *get_to_send(ConnectedEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
     int to_send = rdmacm_rc_to_send(&self->rc);
     leave_shared(is_entered);
     return PyLong_FromLong(to_send);
 }
 
-static PyObject *get_drained(RcEngine *self, void *Py_UNUSED(closure)) {
+static PyObject *get_drained(ConnectedEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
     bool is_drained = !self->rc.outstanding_count;
     leave_shared(is_entered);
     return PyBool_FromLong(is_drained);
 }
 
-static PyObject *get_peer_activity(RcEngine *self, void *Py_UNUSED(closure)) {
+static PyObject *get_peer_activity(ConnectedEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
     uint32_t expected = self->rc.expected_psn, unacked = self->rc.unacked_psn, strays = self->rc.stray_answers;
     leave_shared(is_entered);
     return Py_BuildValue("III", expected, unacked, strays);
 }
 
-static PyObject *get_failure(RcEngine *self, void *Py_UNUSED(closure)) {
+static PyObject *get_failure(ConnectedEngine *self, void *Py_UNUSED(closure)) {
     bool is_entered = enter_shared(&self->is_shared);
     uint8_t status = self->rc.failure;
     bool is_peers = self->rc.has_failed_peer;
@@ -628,7 +638,8 @@ static PyObject *get_failure(RcEngine *self, void *Py_UNUSED(closure)) {
         return PyUnicode_FromString("");
     PyObject *member = wc_statuses ? PyTuple_GetItem(wc_statuses, status) : NULL;
     PyObject *name = member ? PyObject_GetAttrString(member, "name") : NULL;
-    PyObject *text = name ? PyUnicode_FromFormat(is_peers ? "%U of a request of the peer" : "%U", name) : NULL;
+    const char *format = !is_peers ? "%U" : is_unreliable(self) ? "%U of a receive" : "%U of a request of the peer";
+    PyObject *text = name ? PyUnicode_FromFormat(format, name) : NULL;
     Py_XDECREF(name);
     return text;
 }
@@ -669,7 +680,7 @@ static PyMethodDef engine_methods[] = {
 };
 
 static PyType_Slot engine_slots[] = {
-    SLOT(tp_doc, "RcEngine(qp_num, memory, shared_receives, counters): a reliable connection (docs/core.md)."),
+    SLOT(tp_doc, "ConnectedEngine(qp_num, memory, shared_receives, counters, transport=0): a connection (docs/core.md)."),
     SLOT(tp_new, engine_new),
     SLOT(tp_traverse, engine_traverse),
     SLOT(tp_clear, engine_clear),
@@ -681,6 +692,6 @@ static PyType_Slot engine_slots[] = {
 };
 
 bool rc_init(PyObject *module) {
-    rc_engine_type = ADD_TYPE(module, RcEngine, Py_TPFLAGS_HAVE_GC, engine_slots);
-    return rc_engine_type != NULL;
+    connected_type = ADD_TYPE(module, ConnectedEngine, Py_TPFLAGS_HAVE_GC, engine_slots);
+    return connected_type != NULL;
 }

@@ -155,6 +155,7 @@ struct rdmacm_conn {
     unsigned events; /* RDMACM_EVENT_...: what the owner has to do */
     bool has_timer;   /* whether the owner will call its timer, at some time */
     bool told_failed; /* whether the owner was told that its engine has failed */
+    bool told_send_failed; /* the same of the requests of an unreliable connection */
     bool in_acks, in_ready, in_events, in_timers;
     struct rdmacm_conn *next_ack, *next_ready, *next_event;
     struct rdmacm_conn *next_timer, *previous_timer;

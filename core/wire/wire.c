@@ -208,8 +208,9 @@ static void see_engine(struct rdmacm_conn *conn) {
     }
     if (rc->srq && rc->srq->is_limit_reached)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_SRQ_LIMIT);
-    if (rc->failed && !conn->told_failed) {
-        conn->told_failed = true;
+    if ((rc->failed && !conn->told_failed) || (rc->send_failed && !conn->told_send_failed)) {
+        conn->told_failed = rc->failed;
+        conn->told_send_failed = rc->send_failed;
         rdmacm_wire_list_event(conn, RDMACM_EVENT_FAILED);
     }
 }

@@ -10,7 +10,7 @@ import os
 import random
 import struct
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -21,7 +21,7 @@ from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.roce.rc.state import RcState
-from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory
 from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
@@ -51,7 +51,7 @@ _ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode
 _SENDS = (WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV)
 #: The fields of the state that both engines have.
 _FIELDS = [
-    field.name
+    (field.name, field.name)
     for field in fields(RcState)
     if field.name not in ("completed", "counters") and hasattr(ENGINES.get("c"), field.name)
 ]
@@ -100,8 +100,14 @@ class Memory(RemoteMemory):
 class Run:
     """Two engines, their memory, and a source of mischief."""
 
+    #: What the connection sends.
+    opcodes: ClassVar[tuple[WROpcode, ...]] = OPCODES
+    #: The names of the fields that both engines have: in Python, and in the core.
+    fields: ClassVar[list[tuple[str, str]]] = _FIELDS
+
     def __init__(self, seed: int, *, with_core: bool, mischief: float) -> None:
         self.random = random.Random(seed)
+        self.with_core = with_core
         self.mischief = mischief
         self.now = 0.0
         self.is_ipv6 = self.random.random() < 0.3
@@ -110,25 +116,27 @@ class Run:
         self.mtu = self.random.choice(MTUS)
         self.size = 64 * self.mtu
         self.memory = tuple(Memory(index, self.size, with_core=with_core) for index in range(2))
+        self.counters = EngineCounters(), EngineCounters()
         self.buffers: list[bytearray] = []
         self.observed: list[object] = []
         #: (recipient, datagram, segment)
         self.flying: list[tuple[int, bytes, int]] = []
         depth, starts = self.random.choice((1, 2, 16)), [0xFFFFF0, self.random.getrandbits(24)]
         retries, rnr_retries = (self.random.choice((0, 1, 7, 7, 7, 7)) if mischief else 7 for _ in range(2))
-        make = ENGINES["c" if with_core else "python"]
         #: The shared receive queues of the ends, which may be one; None: an end has receives of its own.
         one, other = (self.shared(with_core=with_core) for _ in range(2))
         self.queues = self.random.choice(((None, None), (None, None), (one, None), (one, other), (one, one)))
-        self.ends = (
-            make(1, self.memory[0], self.queues[0], EngineCounters()),
-            make(2, self.memory[1], self.queues[1], EngineCounters()),
-        )
+        self.ends = self.make(0), self.make(1)
         for index, end in enumerate(self.ends):
             connect(end, index, ipv6=self.is_ipv6)
             rtr = RtrAttributes(2 - index, starts[1 - index], path_mtu=self.mtu, access=ALL, max_dest_rd_atomic=depth)
             end.ready_to_receive(rtr)
             end.ready_to_send(RtsAttributes(starts[index], 0.5, retries, rnr_retries, depth))
+
+    def make(self, index: int) -> RcEngine:
+        """The engine of an end."""
+        engine = ENGINES["c" if self.with_core else "python"]
+        return engine(index + 1, self.memory[index], self.queues[index], self.counters[index])
 
     def shared(self, *, with_core: bool) -> SharedReceives | PythonReceives:
         if not with_core:
@@ -163,16 +171,26 @@ class Run:
         return memoryview(self.buffers[-1])
 
     def post(self, end: RcEngine, number: int) -> None:
-        source = self.random
+        self.post_receives(end, number)
+        self.post_sends(end, number)
+
+    def post_receives(self, end: RcEngine, number: int) -> None:
         # Without mischief, enough for every SEND of the peer.
         receives = 5
         if self.mischief:
-            receives = 2 if source.random() < 0.9 and not self.often(0.3) else 0
+            receives = 2 if self.random.random() < 0.9 and not self.often(0.3) else 0
         for _ in range(receives):
-            size = source.choice((40, 3 * self.mtu)) if self.often(0.1) else 6 * self.mtu
+            size = self.random.choice((40, 3 * self.mtu)) if self.often(0.1) else 6 * self.mtu
             self.receive(end, RecvWork(number, self.scattered(size)))
+
+    def target(self, end: RcEngine) -> tuple[Memory, int]:
+        """The memory that a request of an end names, and the shared receive queue."""
+        return self.memory[1 - self.ends.index(end)], 0
+
+    def post_sends(self, end: RcEngine, number: int) -> None:
+        source = self.random
         for _ in range(source.choice((0, 1, 1, 2, 5))):
-            opcode = source.choice(OPCODES)
+            opcode = source.choice(self.opcodes)
             mtu = self.mtu
             size = source.choice((0, 1, 3, 64, mtu - 1, mtu, mtu + 1, 3 * mtu, 5 * mtu + 2))
             if opcode not in _SENDS and source.random() < 0.2:
@@ -181,7 +199,8 @@ class Run:
                 size = 8
             elif opcode is WROpcode.FLUSH:
                 size = 0
-            memory, peer = self.memory[self.ends.index(end)], self.memory[1 - self.ends.index(end)]
+            memory = self.memory[self.ends.index(end)]
+            peer, srqn = self.target(end)
             start, rkey, by_window = self.named(peer)
             address = start + source.choice((0, 8, 4 * mtu)) if not self.often(0.01) else 2**64 - 4
             rkey += self.often(0.005)
@@ -198,7 +217,7 @@ class Run:
                 continue
             work = SendWork(number, opcode, self.scattered(size), source.random() < 0.7, source.random() < 0.2, fence,
                             remote_addr=address, rkey=rkey, imm=number, compare_add=number, swap=3 * number,
-                            invalidate_rkey=invalidated, bind=bind)  # fmt: skip
+                            invalidate_rkey=invalidated, bind=bind, remote_srqn=srqn)  # fmt: skip
             if opcode is WROpcode.FLUSH:
                 is_whole_region = source.random() < 0.3 and (not by_window or self.often(0.1))
                 work.flush = source.choice((0, 8, mtu)), 1, int(is_whole_region)
@@ -330,12 +349,17 @@ class Run:
             end = self.ends[target]
             self.observed.append(end.received(memoryview(data), segment, self.now))
         for end in self.ends:
-            self.observed.append(
-                (end.to_send, end.completions(), dict(end.counters.dropped), dict(end.counters.errors))
-            )
-            self.observed.append([(name, getattr(end, name)) for name in _FIELDS])
+            self.observed.append((end.to_send, self.completed(end), end.failure))
+            self.observed.append([(names[0], getattr(end, names[self.with_core])) for names in self.fields])
+        self.observed += [(dict(each.dropped), dict(each.errors)) for each in self.counters]
         self.observed += [memory.state for memory in self.memory]
         self.see_shared()
+
+    def completed(self, end: RcEngine) -> list[WC]:
+        """Take the completions of an engine."""
+        found = end.completed[:]
+        end.completed.clear()
+        return found
 
     def disturb(self, memory: Memory) -> None:
         """What others do with windows."""
@@ -358,15 +382,15 @@ class Run:
     def finish(self) -> list[object]:
         for end in self.ends:
             end.flush()
-            self.observed.append(end.completions())
+            self.observed.append(self.completed(end))
         self.see_shared()
         self.observed.append([bytes(memory.bytes) for memory in self.memory])
         self.observed.append([bytes(buffer) for buffer in self.buffers])
         return self.observed
 
 
-def compare_seed(seed: int, mischief: float) -> None:
-    compare(lambda with_core: Run(seed, with_core=with_core, mischief=mischief), STEPS)
+def compare_seed(seed: int, mischief: float, kind: type[Run] = Run) -> None:
+    compare(lambda with_core: kind(seed, with_core=with_core, mischief=mischief), STEPS)
 
 
 #: Steps of a connection, and connections: more than 20,000 steps in all where CI is set.
@@ -374,9 +398,13 @@ STEPS = 60
 SEEDS = int(os.environ.get("RDMACM_DIFFERENTIAL_SEEDS") or (350 if os.environ.get("CI") else EXAMPLES))
 
 
+def mischief_of(seed: int) -> float:
+    return (0.1, 0.3, 1.0)[seed % 3]
+
+
 @for_each("seed", range(SEEDS))
 def test_core_and_python_agree(seed: int) -> None:
-    compare_seed(seed, mischief=(0.1, 0.3, 1.0)[seed % 3])
+    compare_seed(seed, mischief_of(seed))
 
 
 @for_each("seed", range(EXAMPLES))

@@ -55,7 +55,7 @@ class Engines:
     def __init__(self, receives: int = 0) -> None:
         assert compiled is not None
         self.queue = compiled.SharedReceives(16, 4, compiled.Regions(), self, None)
-        make = compiled.RcEngine
+        make = compiled.ConnectedEngine
         self.pairs = [
             (make(1, Region(), None, EngineCounters()), make(2, Region(), self.queue, EngineCounters()))
             for _ in range(2)
@@ -147,7 +147,7 @@ def test_wrong_types_are_refused() -> None:
         lambda: both.queue.post_work(RecvWork(1, (memoryview(bytearray(1)),) * 33)),
         lambda: both.queue.look_up_again("key"),
         lambda: compiled.SharedReceives(1, 1, compiled.Regions(), None, 5),
-        lambda: compiled.RcEngine(1, Region(), 5, EngineCounters()),
+        lambda: compiled.ConnectedEngine(1, Region(), 5, EngineCounters()),
         lambda: setattr(both.queue, "limit", -1),
     ):
         with pytest.raises((TypeError, AttributeError, ValueError)):

@@ -55,8 +55,8 @@ def _equipped(receives: int = 4, **changes: Any) -> Pair:
     return pair
 
 
-def _with_each_engine(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """The same for both engines of a reliable connection."""
+def with_each_engine(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """The same for the engine in Python and that of the compiled core."""
 
     @wraps(check)
     def run(data: bytes) -> None:
@@ -102,7 +102,7 @@ def unsealed_trains() -> Iterator[bytes]:
 
 
 @target(unsealed_trains, 2304)
-@_with_each_engine
+@with_each_engine
 def rc_unsealed(data: bytes) -> None:
     """Bytes without a valid ICRC change nothing: all work of both ends completes."""
     pair = _equipped()
@@ -170,7 +170,7 @@ def _crafted(source: Source, pair: Pair, to: int, at: int) -> bytes:
 
 
 @target(packet_steps, 256)
-@_with_each_engine
+@with_each_engine
 def rc_sealed(data: bytes) -> None:
     """Packets that only the peer can send: nothing outside the buffers is touched, each request completes once."""
     source = Source(data)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from fuzz.engines import with_each_engine
 from fuzz.harness import Source, target
 from rdmacm.enums import WCOpcode, WCStatus
 from rdmacm.proto.engine import EngineCounters, RtrAttributes
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, ExtendedHeader, Opcode
-from rdmacm.proto.roce.uc import UcEngine
+from rdmacm.proto.roce.uc import UcEngine, UnreliableEngine
 from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from support.rc import BASE, RKEY, Region, flows, view
+from support.rc import BASE, RKEY, Region, flows, make_uc, view
 
-_MTU, _SIZE = 64, 512
+_MTU, _SIZE = 256, 2048
 _HOSTS = bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])
 _OPCODES = (*(opcode for opcode in Opcode if opcode.name.startswith("UC")), 0x2C, 0x04, 0x64, 0xFF)
-_ADDRESSES = (BASE, BASE + 1, BASE + _SIZE - 64, BASE + _SIZE - 1, BASE - 1, 0, (1 << 64) - 1, (1 << 64) - 64)
-_LENGTHS = (64, 128, 100, 0, 1, _SIZE, _SIZE + 1, 1 << 31, (1 << 31) + 1, 0xFFFFFFFF)
+_ADDRESSES = (BASE, BASE + 1, BASE + _SIZE - _MTU, BASE + _SIZE - 1, BASE - 1, 0, (1 << 64) - 1, (1 << 64) - _MTU)
+_LENGTHS = (_MTU, 2 * _MTU, 400, 0, 1, _SIZE, _SIZE + 1, 1 << 31, (1 << 31) + 1, 0xFFFFFFFF)
 _KEYS = (RKEY, RKEY, RKEY, 0)
 _SIZES = (_MTU, _MTU, _MTU, 4, 1, 36, 0, _MTU + 4)
-_ROOMS = (1000, 64, 63, 0, 200, 128)
+_ROOMS = (4000, _MTU, _MTU - 1, 0, 800, 2 * _MTU)
 
 
 def message_steps() -> Iterator[bytes]:
@@ -49,12 +50,18 @@ def _crafted(source: Source, psn: int) -> bytes:
     return head + bytes(4 if headers & ExtendedHeader.IMM_DT else 0) + b"d" * (size + (-size & 3))
 
 
+def _next_psn(engine: UnreliableEngine) -> int:
+    found: int = getattr(engine, "_expected_psn" if isinstance(engine, UcEngine) else "expected_psn")
+    return found
+
+
 @target(message_steps, 400)
+@with_each_engine
 def uc_engine(data: bytes) -> None:
     """Packets with and without a valid ICRC, trains, receives of every size, permissions that change."""
     source = Source(data)
     counters, region = EngineCounters(), Region(_SIZE)
-    engine = UcEngine(0x12, region, None, counters)
+    engine = make_uc(0x12, region, None, counters)
     engine.set_route(_HOSTS[1], _HOSTS[0], 50001)
     engine.set_peer_port(50000)
     engine.ready_to_receive(RtrAttributes(0x11, 0xFFFFFE, path_mtu=_MTU))
@@ -77,12 +84,15 @@ def uc_engine(data: bytes) -> None:
             packets += 1
             accepted += engine.received(view(source.take(source.number()) or b"\0"), 0, 0)
         elif what == 7:
-            region.keys ^= {RKEY}
+            if region.keys:
+                region.remove(RKEY)
+            else:
+                region.add(RKEY)
         else:
-            packet = _crafted(source, engine._expected_psn)
+            packet = _crafted(source, _next_psn(engine))
             train = packet + flow.seal([packet])
             if what == 1:
-                following = _crafted(source, engine._expected_psn + 1)[: len(packet)]
+                following = _crafted(source, _next_psn(engine) + 1)[: len(packet)]
                 train += following + flow.seal([following], 1)
             count = -(-len(train) // (len(packet) + 4))
             packets += count

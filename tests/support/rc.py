@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from rdmacm.enums import AccessFlag, WROpcode
@@ -12,13 +12,18 @@ from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import Datagram, EngineCounters, RtrAttributes, RtsAttributes, SharedReceives
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.uc import UcEngine, UnreliableEngine, make_uc_engine
 from rdmacm.proto.work import WC, Memory, SendWork
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
 
 #: The engines that do the same: that in Python, and the compiled core's where it is.
 ENGINES: dict[str, type[RcEngine]] = {"python": RcEngine}
 if compiled is not None:
-    ENGINES["c"] = cast("type[RcEngine]", compiled.RcEngine)
+    ENGINES["c"] = cast("type[RcEngine]", compiled.ConnectedEngine)
+#: The same of unreliable connections.
+UC_ENGINES: dict[str, Callable[..., UnreliableEngine]] = {"python": UcEngine}
+if compiled is not None:
+    UC_ENGINES["c"] = make_uc_engine
 
 BASE = 0x1000
 RKEY = 0x0A41
@@ -133,6 +138,13 @@ def make_shared() -> PythonReceives:
         return PythonReceives(64)
     assert compiled is not None
     return cast("PythonReceives", compiled.SharedReceives(64, 32, compiled.Regions(), None, None))
+
+
+def make_uc(
+    qp_num: int, memory: Memory, shared: SharedReceives | None = None, counters: EngineCounters | None = None
+) -> UnreliableEngine:
+    """The same of an unreliable connection."""
+    return UC_ENGINES[chosen](qp_num, memory, shared, EngineCounters() if counters is None else counters)
 
 
 def make_rc(qp_num: int, memory: Memory, shared: SharedReceives | None = None) -> RcEngine:

@@ -14,13 +14,16 @@ A packet that is not accepted is counted by reason:
 - ``refused``: of a wrong size, or a WRITE to memory that the peer may not write.
 
 A request whose memory cannot be read, or a bind or invalidation that is not allowed, flushes the requests after it.
+
+The compiled core has an engine that does the same (docs/core.md), and :func:`make_uc_engine` makes the one that a
+device uses.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.constants import (
@@ -35,7 +38,8 @@ from rdmacm.proto.constants import (
     SHORTEST_PACKET,
     SOLICITED_EVENT,
 )
-from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, QPEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.plainints import ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, slices, total
 from rdmacm.proto.roce.headers import BTH_HALVES, RETH_STRUCT, WORD
@@ -61,7 +65,7 @@ if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters, SharedReceives
     from rdmacm.proto.wire import Buffer
 
-__all__ = ["UcEngine"]
+__all__ = ["UcEngine", "UnreliableEngine", "make_uc_engine"]
 
 _SEND = int(Operation.SEND)
 #: By opcode: bytes of its headers, 0 for opcodes of other services.
@@ -84,8 +88,16 @@ class _DroppedError(Exception):
         self.reason = reason
 
 
+class UnreliableEngine(QPEngine, Protocol):
+    """What the engines of unreliable connections have."""
+
+    @property
+    def send_failed(self) -> bool:
+        """Whether requests are flushed, because one has failed; undone by :meth:`resume`."""
+
+
 class UcEngine:
-    """The protocol of one queue pair; implements :class:`rdmacm.proto.engine.QPEngine`, which describes the methods."""
+    """The protocol of one queue pair; implements :class:`UnreliableEngine`. ``QPEngine`` describes the methods."""
 
     __slots__ = (
         *("_access", "_counters", "_expected_psn", "_header_lengths", "_icrc_in", "_icrc_out", "_identification"),
@@ -109,7 +121,6 @@ class UcEngine:
         self.completed: list[WC] = []
         self.failed = False
         self.failure = ""
-        #: Whether requests are flushed, because one has failed; undone by :meth:`resume`.
         self.send_failed = False
         # -- the path
         self._local = self._remote = b""
@@ -313,7 +324,8 @@ class UcEngine:
     def _complete_send(self, work: SendWork, status: WCStatus) -> None:
         length = work.length if status is _SUCCESS else 0
         completes = REQUEST_TYPES[work.opcode].completes
-        self.completed.append(WC(work.wr_id, status, completes, length, qp_num=self.qp_num))
+        if work.signaled or status is not _SUCCESS:
+            self.completed.append(WC(work.wr_id, status, completes, length, qp_num=self.qp_num))
 
     def _flush_sends(self) -> None:
         self._sent_packets = 0
@@ -481,3 +493,13 @@ class UcEngine:
 
     def _complete_recv(self, wr_id: int, status: WCStatus) -> None:
         self.completed.append(WC(wr_id, status, _RECV, qp_num=self.qp_num))
+
+
+def make_uc_engine(
+    qp_num: int, memory: Memory, shared: SharedReceives | None, counters: EngineCounters
+) -> UnreliableEngine:
+    """The engine of a queue pair in INIT."""
+    if compiled is None:
+        return UcEngine(qp_num, memory, shared, counters)
+    engine: UnreliableEngine = compiled.ConnectedEngine(qp_num, memory, shared, counters, int(TransportService.UC))
+    return engine

@@ -11,7 +11,6 @@ its turn, as in hardware: the engine gets a buffer that cannot be accessed.
 from __future__ import annotations
 
 import errno
-from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING
 
 from rdmacm.address import is_link_local
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from rdmacm.proto._core import Connection
-    from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
     from rdmacm.verbs.wr import SendWR
@@ -312,32 +310,28 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._mux.defer_ack(self)
         else:
             self._mux.ready(self)
-        if self.core is None and self._established and self._mux.core_wire is not None:
-            self._join_core(self._mux.core_wire, engine)
+        if self.core is None and self._established:
+            self._join_core()
 
-    def _join_core(self, core_wire: CoreWire, engine: QPEngine) -> None:
-        """Let the compiled core do SENDs, WRITEs and READs, from its sockets to the completion queues."""
-        route, source, wire = self._route, self._source, self._mux.wire
+    def _join_core(self) -> None:
+        """Let the compiled core have the connection, from its sockets to the completion queues, if it may."""
+        core_wire, engine, route, wire = self._mux.core_wire, self._engine, self._route, self._mux.wire
+        if self.core is not None or core_wire is None or self.state is not _RTS or not core_wire.is_enabled:
+            return
         assert compiled is not None
-        if (
-            type(engine) is not compiled.RcEngine
-            or self.state is not _RTS
-            or source is None
-            or not core_wire.is_enabled
-        ):
+        if engine is None or type(engine) is not compiled.ConnectedEngine:
             return
         assert isinstance(wire, UdpWire)
         assert isinstance(route, UdpRoute)
         fd = wire.fileno_for(route)
         if fd < 0:
             return
-        family = AF_INET6 if route.is_ipv6 else AF_INET
-        remote = inet_pton(family, source[0].partition("%")[0]), source[3] if len(source) == 4 else 0
+        path = route.path
         train = 0 if route.no_trains else self._mux.train
         self.core = compiled.Connection(
             *(core_wire, engine, self, self._send_cq.queue, self._recv_cq.queue),
-            (*remote, self._destination),
-            (fd, wire.port, route.path.scope_id, [*route.control], train),
+            (path.remote, path.scope_id, path.local),
+            (fd, wire.port, path.scope_id, [*route.control], train),
             self._core_limits(),
         )
         if engine.deadline is not None:

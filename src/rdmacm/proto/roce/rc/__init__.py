@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RcEngine", "make_rc_engine"]
 
-make_rc_engine: EngineFactory = RcEngine if compiled is None else compiled.RcEngine
+make_rc_engine: EngineFactory = RcEngine if compiled is None else compiled.ConnectedEngine
