@@ -467,6 +467,26 @@ def test_states(ends: Ends) -> None:
     assert right.backend.core is None
 
 
+def test_before_rts_it_receives_and_does_not_send(ends: Ends) -> None:
+    left, right = ends.left, make_end()
+    right.qp.modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE)
+    assert right.backend.core is None
+    init = QPAttr(qp_state=QPState.INIT, qkey=QKEY, port_num=1)
+    right.qp.modify(init, QPAttrMask.STATE | QPAttrMask.QKEY | QPAttrMask.PORT | QPAttrMask.PKEY_INDEX)
+    right.receive()
+    assert right.backend.core is None
+    right.qp.modify(QPAttr(qp_state=QPState.RTR), QPAttrMask.STATE)
+    assert right.backend.core is not None
+    before = left.taken
+    left.qp.post_send(ends.wr(1, b"early", INLINE, remote_qpn=right.qp.qp_num))
+    assert right.completions(1)[0].byte_len == 45
+    assert left.taken == before + 1
+    with handle(right) as ah, pytest.raises(RdmaError) as caught:
+        right.qp.post_send(ends.wr(1, b"too early", ah=ah, remote_qpn=left.qp.qp_num))
+    assert caught.value.errno == errno.EINVAL
+    right.close()
+
+
 def test_tap_sees_every_packet(ends: Ends) -> None:
     left, right = ends.left, ends.right
     seen: list[bool] = []

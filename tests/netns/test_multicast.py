@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, UdParam
+from rdmacm.proto.core_choice import compiled
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.verbs import AH, GRH, SendFlag, SendWR, WROpcode
 from support.clock import LONGEST, eventually
 from support.netns import Host, TwoHosts, needs_netns, python_environment
@@ -166,6 +168,31 @@ def test_every_process_of_both_hosts_gets_a_message(net: TwoHosts, sniffer: Snif
         assert frame[:6] == b"\x33\x33" + address[12:]
         assert (frame[14] << 4 & 0xF0 | frame[15] >> 4, frame[21]) == (0x28, 3), "traffic class and hop limit"
     assert net.b.ip("maddr", "show") == before
+
+
+@pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
+@GROUPS
+def test_messages_to_and_from_a_group_are_the_cores(net: TwoHosts, group: str) -> None:
+    with EventChannel() as channel:
+        cmid, param = joined(group, SOURCES[group][0], channel)
+        region = cmid.reg_msgs(bytearray(500))
+        for number in range(5):
+            cmid.post_recv(number, region, 100 * number, 100)
+        assert cmid.qp is not None
+        backend = cmid.qp.backend
+        assert isinstance(backend, SoftUdQP)
+        core_wire = backend._mux.core_wire
+        assert core_wire is not None
+        before = core_wire.taken
+        for number in range(5):
+            send(cmid, param, b"number %d" % number)
+            assert cmid.get_recv_comp().wr_id == number
+            assert bytes(region.buf[100 * number + 40 :][:8]) == b"number %d" % number
+        assert backend.core is not None
+        assert core_wire.taken == before + 5, "none was left to Python"
+        cmid.leave_multicast((group, 0))
+        cmid.destroy()
+        region.close()
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ class SoftUdQP(WorkQueues["UdEngine[Way]"]):
         if engine is not None:
             if bits & QP_QKEY:
                 engine.qkey = self.attr.qkey
-            if engine.has_pending and not (bits & QP_STATE and attr.qp_state != self.state):  # what the core had
+            if engine.has_pending and not (bits & QP_STATE and attr.qp_state != self.state):  # it waited in the core
                 self._mux.send_now(self, self._mux.runtime.clock())
 
     def advance(self, state: QPState) -> None:
