@@ -1,4 +1,4 @@
-/* Datagrams sent and received, exactly as the Python engine does it (proto/roce/ud/engine.py). */
+/* Datagrams sent and received, exactly as the Python engine does it (proto/roce/ud.py). */
 #include "rdmacm_ud.h"
 
 #include <stdlib.h>

@@ -356,7 +356,7 @@ static PyGetSetDef engine_getset[] = {
 
 #define METHOD(name, flags) {#name, (PyCFunction)engine_##name, flags, NULL}
 
-/* UdEngine in Python (proto/roce/ud/engine.py) describes them. */
+/* UdEngine in Python (proto/roce/ud.py) describes them. */
 static PyMethodDef engine_methods[] = {
     METHOD(ready_to_send, METH_O),
     METHOD(post_send, METH_O),

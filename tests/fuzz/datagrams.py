@@ -9,9 +9,10 @@ from fuzz.harness import Source, target
 from rdmacm.enums import WCStatus
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.proto.engine import EngineCounters
+from rdmacm.proto.roce.engines import make_ud_engine
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.ud import UdEngine, flow_between, make_ud_engine
+from rdmacm.proto.roce.ud import UdEngine, flow_between
 from rdmacm.proto.wire import WireError
 from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.memory import INACCESSIBLE

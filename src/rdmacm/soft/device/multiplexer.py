@@ -39,8 +39,7 @@ from rdmacm.proto.constants import (
 )
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
-from rdmacm.proto.roce.rc import make_rc_engine
-from rdmacm.proto.roce.ud import UdEngineFactory, make_ud_engine
+from rdmacm.proto.roce.engines import UdEngineFactory, make_rc_engine, make_ud_engine
 from rdmacm.proto.timerheap import LazyTimerHeap
 from rdmacm.provider import log
 from rdmacm.soft.device.groups import Groups
