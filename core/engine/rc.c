@@ -34,8 +34,9 @@ const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
 
 const struct rdmacm_packet_type rdmacm_packet_types[256] = RDMACM_PACKETS;
 
-void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num) {
-    *rc = (struct rdmacm_rc){.transport = transport, .qp_num = qp_num, .ack_psn = -1, .flush_icrc_twice = true};
+void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num, const struct rdmacm_table *domain) {
+    *rc = (struct rdmacm_rc){.transport = transport, .qp_num = qp_num, .domain = domain, .srqn = -1, .ack_psn = -1,
+                             .flush_icrc_twice = true};
 }
 
 void rdmacm_rc_free(struct rdmacm_rc *rc) {
@@ -171,6 +172,7 @@ static void flush_recv(struct rdmacm_rc *rc, void *pin, uint8_t status) {
     struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, 0);
     completion->is_recv = true;
     completion->status = status;
+    completion->srqn = (uint32_t)rc->srqn;
 }
 
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
@@ -187,7 +189,7 @@ bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
 }
 
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (rc->srq || !reserve_completion(rc))
+    if (rc->srq || rc->transport == RDMACM_XRC || !reserve_completion(rc))
         return false;
     if (rc->failed) {
         flush_recv(rc, recv->pin, RDMACM_WC_WR_FLUSH_ERR);
@@ -200,8 +202,11 @@ bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
 }
 
 bool rdmacm_take_recv(struct rdmacm_rc *rc, struct rdmacm_recv *recv) {
-    if (rc->srq) /* nothing had its room when it was posted */
-        return reserve_completion(rc) && rdmacm_srq_take(rc->srq, recv);
+    if (rc->srq) { /* nothing had its room when it was posted */
+        bool done = reserve_completion(rc) && rdmacm_srq_take(rc->srq, recv);
+        rc->has_reached_limit |= rc->srq->is_limit_reached;
+        return done;
+    }
     if (!rc->recvs_count)
         return false;
     *recv = *RDMACM_RING_AT(rc, recvs, 0);

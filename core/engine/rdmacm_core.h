@@ -182,6 +182,7 @@ struct rdmacm_send {
     uint64_t remote_addr;
     uint64_t compare_add, swap; /* the operands of an atomic */
     uint32_t word;              /* immediate data, or the key that is invalidated */
+    uint32_t remote_srqn;       /* XRC: the number of the peer's shared receive queue */
     const struct rdmacm_bind *bind; /* BIND_MW; lives as long as the pin */
     uint8_t opcode;             /* enum ibv_wr_opcode */
     uint8_t placement, level;   /* of a FLUSH: enum ibv_placement_type, enum ibv_selectivity_level */
@@ -244,6 +245,7 @@ struct rdmacm_completion {
     bool is_datagram;
     uint32_t word;   /* immediate data, or the key that the peer has invalidated */
     uint32_t src_qp; /* of a datagram */
+    uint32_t srqn;   /* of an XRC target: the shared receive queue that it is for */
 };
 
 /* Those that the owner has not taken; there is room for everything that is posted. */
@@ -252,6 +254,8 @@ struct rdmacm_completions {
     size_t capacity, count;
 };
 
+struct rdmacm_cq;
+
 /* A shared receive queue: several connections, and the owner, take receives from it. */
 struct rdmacm_srq {
     struct rdmacm_recv *recvs; /* a ring, the oldest first */
@@ -259,6 +263,9 @@ struct rdmacm_srq {
     size_t max_recvs;      /* it holds at most */
     size_t limit;          /* once fewer than this are left, it becomes 0; 0: never */
     bool is_limit_reached; /* whether that was so since the owner has looked */
+    /* In an XRC domain: */
+    uint64_t pd;          /* stands for the protection domain whose memory requests for it may touch */
+    struct rdmacm_cq *cq; /* where its receives complete; NULL: the owner knows */
 };
 
 /* An empty queue. */
@@ -280,6 +287,7 @@ void rdmacm_srq_look_up(struct rdmacm_srq *srq, const struct rdmacm_regions *reg
 struct rdmacm_resource {
     uint64_t address;  /* READ: the memory to send */
     uint64_t original; /* the value before an atomic */
+    uint64_t pd;       /* READ: stands for the protection domain of the memory */
     uint32_t rkey;
     uint32_t length; /* bytes; 0 for an ATOMIC WRITE or FLUSH */
     uint32_t first_psn, last_psn;
@@ -340,7 +348,7 @@ enum rdmacm_refusal {
 /* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState. An unreliable connection
  * (rdmacm.proto.roce.uc.UcEngine) leaves most of them unused. */
 struct rdmacm_rc {
-    uint8_t transport; /* RDMACM_RC or RDMACM_UC: that of its opcodes */
+    uint8_t transport; /* RDMACM_RC, RDMACM_UC or RDMACM_XRC: that of its opcodes */
 
     /* path */
     struct rdmacm_flow flow_out, flow_in;
@@ -368,7 +376,7 @@ struct rdmacm_rc {
 
     /* responder */
     struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
-    uint64_t pd;
+    uint64_t pd; /* XRC target: that of `srq` */
     uint64_t qp; /* stands for the queue pair, for windows */
     uint32_t access;
     uint32_t expected_psn, executed_psn, msn;
@@ -385,7 +393,10 @@ struct rdmacm_rc {
     /* queues: rings whose capacities are powers of two */
     struct rdmacm_send *sends; /* the first `outstanding_count` have PSNs, the others wait for theirs */
     size_t sends_capacity, sends_head, sends_count, outstanding_count, send_index;
-    struct rdmacm_srq *srq; /* where receives come from, the owner's; NULL: from `recvs` */
+    struct rdmacm_srq *srq; /* where receives come from, the owner's; NULL: from `recvs`. XRC target: of a request */
+    bool has_reached_limit; /* whether it has taken one that was at the limit of its queue, since the wire has looked */
+    const struct rdmacm_table *domain; /* XRC target: the queues that requests name, by number; NULL: it is none */
+    int32_t srqn;                      /* XRC target: the number of the queue that the last one has named; -1: none */
     struct rdmacm_recv *recvs;
     size_t recvs_capacity, recvs_head, recvs_count;
     /* The SEND in progress; unreliable: or one that was abandoned, whose receive is the next one. Pin NULL: none. */
@@ -403,8 +414,8 @@ struct rdmacm_rc {
     uint32_t refused[RDMACM_REFUSALS];
 };
 
-/* A connection in INIT. */
-void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num);
+/* A connection in INIT. One of XRC is an initiator, or a target with a `domain`. */
+void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num, const struct rdmacm_table *domain);
 /* Free the rings. The owner has let go of all pins. */
 void rdmacm_rc_free(struct rdmacm_rc *rc);
 
@@ -431,14 +442,14 @@ bool rdmacm_rc_set_resources(struct rdmacm_rc *rc, uint32_t count);
 
 /* Whether requests of this opcode may be queued. */
 static inline bool rdmacm_rc_has(const struct rdmacm_rc *rc, uint64_t opcode) {
-    if (opcode >= RDMACM_REQUEST_TYPES || !rdmacm_request_types[opcode].flags)
+    if (opcode >= RDMACM_REQUEST_TYPES || !rdmacm_request_types[opcode].flags || rc->domain)
         return false;
     const struct rdmacm_request_type *type = &rdmacm_request_types[opcode];
     return type->flags & RDMACM_IS_LOCAL || rdmacm_packet_types[type->only | rc->transport].header_length;
 }
 
 /* Queue a request of an opcode that the connection has. Once it has ended the request completes as flushed. False, with
- * nothing done, without memory, for a message that is too long, and for a receive with a shared receive queue. */
+ * nothing done, without memory, for a message that is too long, and for a receive with a shared receive queue or XRC. */
 bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
 bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
 /* The region of a local key was registered anew: receives that it does not have the memory of any more fail. */
@@ -523,7 +534,7 @@ void rdmacm_out_add_twice(struct rdmacm_out *out, size_t headers_length);
 
 /* Build up to `limit` packets, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes (0: none). */
 void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit, size_t train, double now);
-/* Build a packet that a live peer answers, and that has no other effect; unreliable: nothing. */
+/* Build a packet that a live peer answers, and that has no other effect; unreliable, or XRC target: nothing. */
 void rdmacm_rc_build_probe(struct rdmacm_rc *rc, struct rdmacm_out *out);
 
 /* -- helpers for the files of the core ------------------------------------------------------------------------------- */
@@ -540,12 +551,16 @@ bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size
 
 /* Copy bytes into memory from byte `offset` on, where there is room for them. */
 void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const uint8_t *data, size_t size);
-/* The memory of a peer's request; NULL if it may not have it. */
+/* The memory of a protection domain that a peer's request names; NULL if it may not have it. */
+static inline uint8_t *rdmacm_pd_memory(const struct rdmacm_rc *rc, uint64_t pd, uint32_t rkey, uint64_t address,
+                                        uint32_t length, uint32_t access) {
+    uint8_t *found = rdmacm_regions_find(rc->regions, pd, rkey, address, length, access, NULL);
+    return found ? found : rdmacm_window_find(rc->regions, pd, rc->qp, rkey, address, length, access, NULL);
+}
+/* The same in that of the connection. */
 static inline uint8_t *rdmacm_rc_memory(const struct rdmacm_rc *rc, uint32_t rkey, uint64_t address, uint32_t length,
                                         uint32_t access) {
-    uint8_t *found = rdmacm_regions_find(rc->regions, rc->pd, rkey, address, length, access, NULL);
-    return found ? found
-                 : rdmacm_window_find(rc->regions, rc->pd, rc->qp, rkey, address, length, access, NULL);
+    return rdmacm_pd_memory(rc, rc->pd, rkey, address, length, access);
 }
 
 /* Have room for the completions of all that is `posted`, and of one more. */

@@ -1,6 +1,6 @@
 /* Packets received: how the peer's requests are executed and answered, and how its answers are processed.
  *
- * The Python engines have the same rules at length (responder.py, responses.py; uc.py). Checks are made in the order of InfiniBand
+ * The Python engines have the same rules at length (responder.py, responses.py; uc.py, xrc.py). Checks are made in the order of InfiniBand
  * Architecture 9.7.4 and of rxe: opcode sequence, permission, resources, lengths, then the memory key; only then is memory
  * touched.
  */
@@ -8,12 +8,13 @@
 
 #include <string.h>
 
-/* The parts of a packet. `body` follows the BTH, without padding and ICRC. */
+/* The parts of a packet. `body` follows the BTH and the XRCETH, without padding and ICRC. */
 struct packet {
     uint8_t opcode; /* without the transport service */
     struct rdmacm_packet_type type;
     bool solicited, ack_requested;
     uint32_t psn;
+    uint32_t srqn; /* of a request of XRC: the shared receive queue that it is for */
     const uint8_t *body;
     size_t size; /* of the body */
 };
@@ -110,6 +111,7 @@ static void complete_recv(struct rdmacm_rc *rc, const struct packet *packet, uin
     completion->opcode = opcode;
     completion->word_kind = packet->type.word;
     completion->word = word;
+    completion->srqn = (uint32_t)rc->srqn;
 }
 
 static enum outcome take_send(struct rdmacm_rc *rc, const struct packet *packet) {
@@ -194,6 +196,7 @@ static enum outcome take_write(struct rdmacm_rc *rc, const struct packet *packet
 static enum outcome answer(struct rdmacm_rc *rc, const struct packet *packet, struct rdmacm_resource resource,
                            uint32_t packets) {
     resource.operation = packet->type.operation;
+    resource.pd = rc->pd;
     resource.first_psn = packet->psn;
     resource.last_psn = rdmacm_psn_add(packet->psn, packets - 1);
     struct rdmacm_response *response = rdmacm_add_response(rc);
@@ -441,12 +444,28 @@ static enum outcome take_unacknowledged(struct rdmacm_rc *rc, const struct packe
     return execute(rc, packet);
 }
 
+/* Use the receives and the memory of the shared receive queue that a request names. False where it may not name it: all
+ * packets of a message name the same one. */
+static bool select_queue(struct rdmacm_rc *rc, const struct packet *packet) {
+    if (rc->operation && (int32_t)packet->srqn != rc->srqn)
+        return false;
+    struct rdmacm_srq *found = rdmacm_table_find(rc->domain, packet->srqn);
+    if (!found)
+        return false;
+    rc->srqn = (int32_t)packet->srqn;
+    rc->srq = found;
+    rc->pd = found->pd;
+    return true;
+}
+
 static enum outcome take_request(struct rdmacm_rc *rc, const struct packet *packet) {
     if (rc->transport == RDMACM_UC)
         return take_unacknowledged(rc, packet);
     if (packet->psn != rc->expected_psn)
         return take_out_of_order(rc, packet);
     rc->nak_sent = false;
+    if (rc->domain && !select_queue(rc, packet))
+        return refuse_invalid(rc, packet);
     return execute(rc, packet);
 }
 
@@ -666,12 +685,20 @@ static bool is_response(const struct rdmacm_packet_type *type) {
     return type->operation >= RDMACM_OPERATION_READ_RESPONSE;
 }
 
+/* Whether a connection takes packets of an opcode. The ends of XRC have one direction each. */
+static bool takes_opcode(const struct rdmacm_rc *rc, uint8_t opcode) {
+    const struct rdmacm_packet_type *type = &rdmacm_packet_types[opcode];
+    return type->header_length && (opcode & RDMACM_TRANSPORT_MASK) == rc->transport &&
+           (rc->transport != RDMACM_XRC || is_response(type) == !rc->domain);
+}
+
 /* Why the headers of a packet are refused, in the order of the checks of the Python engine. */
 static enum rdmacm_refusal check_headers(const struct rdmacm_rc *rc, const uint8_t *data, size_t size) {
-    if (size < RDMACM_SHORTEST_PACKET || size > RDMACM_LONGEST_PACKET)
+    size_t longest = RDMACM_LONGEST_PACKET + (rc->transport == RDMACM_XRC ? RDMACM_XRCETH_LENGTH : 0);
+    if (size < RDMACM_SHORTEST_PACKET || size > longest)
         return RDMACM_REFUSED_LENGTH;
     const struct rdmacm_packet_type *type = &rdmacm_packet_types[data[0]];
-    if (!type->header_length || (data[0] & RDMACM_TRANSPORT_MASK) != rc->transport)
+    if (!takes_opcode(rc, data[0]))
         return RDMACM_REFUSED_OPCODE;
     if (size < type->header_length + (size_t)(data[1] >> 4 & 3) + RDMACM_ICRC_LENGTH)
         return RDMACM_REFUSED_LENGTH;
@@ -713,6 +740,10 @@ static enum outcome take_packet(struct rdmacm_rc *rc, const struct rdmacm_flow *
         .body = data + RDMACM_BTH_LENGTH,
         .size = size - RDMACM_BTH_LENGTH - RDMACM_ICRC_LENGTH - pad,
     };
+    if (rc->domain) {
+        packet.srqn = rdmacm_load32(packet.body) & RDMACM_QPN_MASK;
+        packet.body += RDMACM_XRCETH_LENGTH, packet.size -= RDMACM_XRCETH_LENGTH;
+    }
     rc->identification = (uint32_t)identification;
     return is_response(&packet.type) ? take_response(rc, &packet, now) : take_request(rc, &packet);
 }

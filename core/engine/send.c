@@ -115,6 +115,16 @@ static size_t put_bth(const struct rdmacm_rc *rc, uint8_t *p, uint8_t opcode, si
     return RDMACM_BTH_LENGTH;
 }
 
+/* The headers that begin a request; `srqn` is for XRC alone. */
+static size_t put_request(const struct rdmacm_rc *rc, uint8_t *p, uint8_t opcode, size_t payload, bool solicited,
+                          uint32_t word, uint32_t srqn) {
+    size_t length = put_bth(rc, p, opcode, payload, solicited, word);
+    if (rc->transport != RDMACM_XRC)
+        return length;
+    rdmacm_store32(p + length, srqn);
+    return length + RDMACM_XRCETH_LENGTH;
+}
+
 static size_t put_reth(uint8_t *p, uint64_t address, uint32_t rkey, uint32_t length) {
     rdmacm_store64(p, address);
     rdmacm_store32(p + 8, rkey);
@@ -160,8 +170,8 @@ static size_t add_read_response(struct rdmacm_rc *rc, struct rdmacm_out *out, si
     struct rdmacm_response *response = RDMACM_RING_AT(rc, responses, 0);
     struct rdmacm_element memory = {.length = response->of.length};
     if (memory.length) {
-        memory.data = rdmacm_rc_memory(rc, response->of.rkey, response->of.address, memory.length,
-                                          RDMACM_ACCESS_REMOTE_READ);
+        memory.data = rdmacm_pd_memory(rc, response->of.pd, response->of.rkey, response->of.address, memory.length,
+                                       RDMACM_ACCESS_REMOTE_READ);
         if (!memory.data) {
             refuse_response(rc);
             return 0;
@@ -287,7 +297,7 @@ static size_t add_data(struct rdmacm_rc *rc, struct rdmacm_out *out, const struc
         if (is_answered && rc->transport != RDMACM_UC)
             word |= RDMACM_ACK_REQUEST;
         uint8_t *headers = rdmacm_out_headers(out);
-        size_t length = put_bth(rc, headers, opcode, size, is_last && send->solicited, word);
+        size_t length = put_request(rc, headers, opcode, size, is_last && send->solicited, word, send->remote_srqn);
         if (is_first && type->flags & RDMACM_IS_WRITE)
             length += put_reth(headers + length, send->remote_addr, send->rkey, send->length);
         if (is_last && type->word_kind) {
@@ -333,7 +343,8 @@ static size_t add_read_request(struct rdmacm_rc *rc, struct rdmacm_out *out, str
         end = send->length;
     rc->next_psn = rdmacm_psn_add(send->first_psn, stop);
     uint8_t *headers = rdmacm_out_headers(out);
-    size_t length = put_bth(rc, headers, RDMACM_READ_REQUEST, 0, false, psn | RDMACM_ACK_REQUEST);
+    size_t length =
+        put_request(rc, headers, RDMACM_READ_REQUEST, 0, false, psn | RDMACM_ACK_REQUEST, send->remote_srqn);
     length += put_reth(headers + length, send->remote_addr + offset, send->rkey, (uint32_t)(end - offset));
     rdmacm_out_add(out, length, NULL, 0, 0);
     return 1;
@@ -342,7 +353,7 @@ static size_t add_read_request(struct rdmacm_rc *rc, struct rdmacm_out *out, str
 /* A WRITE of no bytes with the PSN before the oldest one that is not acknowledged: the peer only acknowledges it. */
 static size_t put_duplicate(struct rdmacm_rc *rc, uint8_t *headers) {
     uint32_t psn = rdmacm_psn_add(rc->unacked_psn, RDMACM_PSN_MASK);
-    size_t length = put_bth(rc, headers, RDMACM_WRITE_ONLY, 0, false, psn | RDMACM_ACK_REQUEST);
+    size_t length = put_request(rc, headers, RDMACM_WRITE_ONLY, 0, false, psn | RDMACM_ACK_REQUEST, 0);
     return length + put_reth(headers + length, 0, 0, 0);
 }
 
@@ -386,7 +397,7 @@ static size_t add_atomic(struct rdmacm_rc *rc, struct rdmacm_out *out, struct rd
     bool is_swap = send->opcode == RDMACM_WR_ATOMIC_CMP_AND_SWP;
     uint8_t *headers = rdmacm_out_headers(out);
     uint8_t opcode = rdmacm_request_types[send->opcode].only;
-    size_t length = put_bth(rc, headers, opcode, 0, false, psn | RDMACM_ACK_REQUEST);
+    size_t length = put_request(rc, headers, opcode, 0, false, psn | RDMACM_ACK_REQUEST, send->remote_srqn);
     if (send->opcode == RDMACM_WR_ATOMIC_WRITE) {
         length += put_reth(headers + length, send->remote_addr, send->rkey, 8);
         rdmacm_out_add(out, length, send->memory.elements, 0, send->length < 8 ? send->length : 8);
@@ -456,7 +467,7 @@ void rdmacm_rc_build(struct rdmacm_rc *rc, struct rdmacm_out *out, size_t limit,
 
 void rdmacm_rc_build_probe(struct rdmacm_rc *rc, struct rdmacm_out *out) {
     rdmacm_out_begin(out, &rc->flow_out, 0);
-    if (rc->transport != RDMACM_UC)
+    if (rc->transport != RDMACM_UC && !rc->domain)
         rdmacm_out_add(out, put_duplicate(rc, rdmacm_out_headers(out)), NULL, 0, 0);
     rdmacm_out_finish(out);
 }

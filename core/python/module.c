@@ -149,7 +149,7 @@ static int module_exec(PyObject *module) {
     rdmacm_init();
     rdmacm_mutex_init();
     is_complete = intern_names() && lock_init(module) && wc_init(module) && memory_init(module) &&
-                  windows_init(module) && rc_init(module) && wire_init(module) && srq_init(module) && connection_init(module) && route_init(module) &&
+                  windows_init(module) && rc_init(module) && wire_init(module) && srq_init(module) && xrc_init(module) && connection_init(module) && route_init(module) &&
                   ud_init(module) && datagrams_init(module) &&
                   PyModule_AddStringConstant(module, "CRC32_METHOD", rdmacm_crc32_method()) == 0;
     return is_complete ? 0 : -1;

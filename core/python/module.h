@@ -52,6 +52,8 @@ typedef struct {
     PyObject *regions;   /* of type Regions */
     PyObject *pd;
     PyObject *shared;      /* of type SharedReceives: where receives come from; or NULL */
+    PyObject *domain;      /* of type XrcDomain, of an XRC target; else NULL */
+    PyObject *srqns;       /* of an XRC target, for each of `completed` the number of its shared receive queue */
     size_t address_length; /* 0: not set */
     uint8_t local[16], remote[16];
     bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
@@ -136,7 +138,7 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
 /* Send the ACKs that wait. The runtime's lock is held. */
 void acknowledge(Wire *self);
 
-extern PyTypeObject *regions_type, *connected_type, *ud_engine_type, *route_type, *shared_type;
+extern PyTypeObject *regions_type, *connected_type, *ud_engine_type, *route_type, *shared_type, *domain_type;
 /* The members of WCStatus, by value. */
 extern PyObject *wc_statuses;
 /* The class of the wr_id of a request without a completion. */
@@ -234,6 +236,14 @@ typedef struct {
     Wire *wire;     /* its lock is the runtime's; NULL: it has none, and nothing is posted directly */
     bool is_shared; /* whether a connection of a wire has taken from it */
 } SharedReceives;
+
+/* The shared receive queues of an XRC domain. */
+typedef struct {
+    PyObject_HEAD
+    struct rdmacm_table queues; /* of struct rdmacm_srq, by number */
+    PyObject *members; /* a dict of what these are of, and of their completion queues */
+    PyObject *regions; /* of type Regions: of their device */
+} XrcDomain;
 
 /* Local memory as a request names it: a part of a region, or bytes that cannot change. */
 struct local {
@@ -337,10 +347,10 @@ void queue_pair_dealloc(QueuePair *self);
 /* The names of attributes: `names.addr` is a string, and so on. */
 #define FOR_NAMES(DO)                                                                                                  \
     DO(_closed) DO(access) DO(addr) DO(ah) DO(base) DO(bind) DO(binding) DO(compare_add) DO(core_route) DO(dest_qpn)   \
-    DO(destination) DO(fence) DO(flush) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length) DO(lkey) DO(lkeys)    \
-    DO(number) DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(region) DO(remote_addr) DO(remote_qkey) DO(remote_qpn)         \
-    DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited) DO(source) DO(swap) DO(window) DO(work)      \
-    DO(wr_id)
+    DO(destination) DO(fence) DO(flush) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length)       \
+    DO(lkey) DO(lkeys) DO(number) DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(region) DO(remote_addr) DO(remote_qkey)     \
+    DO(remote_qpn) DO(remote_srqn) DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited)    \
+    DO(source) DO(swap) DO(window) DO(work) DO(wr_id)
 #define DECLARE_NAME(name) PyObject *name;
 extern struct names {
     FOR_NAMES(DECLARE_NAME)
@@ -366,6 +376,7 @@ bool memory_init(PyObject *module);
 bool windows_init(PyObject *module);
 bool rc_init(PyObject *module);
 bool srq_init(PyObject *module);
+bool xrc_init(PyObject *module);
 bool wc_init(PyObject *module);
 bool lock_init(PyObject *module);
 bool wire_init(PyObject *module);

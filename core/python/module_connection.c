@@ -24,7 +24,7 @@ static bool begin_send(const QueuePair *self, struct rdmacm_send *send, uint64_t
 }
 
 /* Read the fields that an opcode has. */
-static bool read_fields(PyObject *object, struct rdmacm_send *send) {
+static bool read_fields(const QueuePair *self, PyObject *object, struct rdmacm_send *send) {
     uint8_t kind = rdmacm_request_types[send->opcode].flags, word = rdmacm_request_types[send->opcode].word_kind;
     bool is_send = kind & RDMACM_IS_DATA && !(kind & RDMACM_IS_WRITE);
     if (!is_send && !(read_number(object, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
@@ -32,6 +32,9 @@ static bool read_fields(PyObject *object, struct rdmacm_send *send) {
         return false;
     if (word && !read_uint32(object, word == RDMACM_IMMEDIATE ? names.imm_data : names.invalidate_rkey, UINT32_MAX,
                              &send->word))
+        return false;
+    if (self->conn->rc->transport == RDMACM_XRC &&
+        !read_uint32(object, names.remote_srqn, RDMACM_QPN_MASK, &send->remote_srqn))
         return false;
     return !(kind & RDMACM_IS_ATOMIC) || (!(send->remote_addr % 8) &&
                                           read_number(object, names.compare_add, UINT64_MAX, &send->compare_add) &&
@@ -62,14 +65,16 @@ static bool post_send(void *queue_pair, PyObject *object) {
     struct rdmacm_send send = {0};
     bool done = parse_send(object, &request) &&
                 begin_send(self, &send, request.opcode, request.flags, request.count) &&
-                read_fields(object, &send) &&
+                read_fields(self, object, &send) &&
                 queue_send(self, request.wr_id, request.locals, request.count, request.flags, &send);
     end_request(&request);
     return done;
 }
 
 /* Whether part of an MR, or bytes, and the memory of the peer are all that a request has. */
-static bool is_simple(uint64_t opcode) {
+static bool is_simple(const QueuePair *self, uint64_t opcode) {
+    if (self->conn->rc->transport == RDMACM_XRC)
+        return false;
     return opcode == RDMACM_WR_SEND || opcode == RDMACM_WR_WRITE || opcode == RDMACM_WR_READ;
 }
 
@@ -92,7 +97,7 @@ static PyObject *connection_post_part(QueuePair *self, PyObject *const *args, Py
         Lock *lock = self->wire->lock;
         send.rkey = (uint32_t)rkey;
         take_lock(lock);
-        done = self->core && queue_pair_has_room(self, 1) && is_simple(opcode) &&
+        done = self->core && queue_pair_has_room(self, 1) && is_simple(self, opcode) &&
                begin_send(self, &send, opcode, flags, 1) && queue_send(self, wr_id, &local, 1, flags, &send);
         PyErr_Clear();
         if (done)
@@ -114,12 +119,15 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
     Py_ssize_t remote_length, local_length, train;
     int port_number, fd;
     unsigned int remote_scope, scope;
-    if (!PyArg_ParseTuple(args, "O!O!OO!O!(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, connected_type, &parts.core, &parts.qp,
-                          queue_type, &parts.send_queue, queue_type, &parts.recv_queue, &remote, &remote_length,
+    if (!PyArg_ParseTuple(args, "O!O!OOO(y#Iy#)(iiIOn)O!", wire_type, &parts.wire, connected_type, &parts.core, &parts.qp,
+                          &parts.send_queue, &parts.recv_queue, &remote, &remote_length,
                           &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
     ConnectedEngine *engine = (ConnectedEngine *)parts.core;
+    if (!engine->domain && (!PyObject_TypeCheck(parts.send_queue, queue_type) ||
+                            !PyObject_TypeCheck(parts.recv_queue, queue_type)))
+        return PyErr_Format(PyExc_TypeError, "two completion queues are wanted");
     if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
         engine->is_shared)
         return PyErr_Format(PyExc_ValueError,

@@ -157,8 +157,9 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts) {
     self->rules.max_recv_sge = (size_t)max_recv_sge;
     self->rules.signals_all = signals_all;
     conn->owner = parts->qp;
-    conn->send_cq = &((CompletionQueue *)parts->send_queue)->cq;
-    conn->recv_cq = &((CompletionQueue *)parts->recv_queue)->cq;
+    bool has_queues = !conn->rc || !conn->rc->domain;
+    conn->send_cq = has_queues ? &((CompletionQueue *)parts->send_queue)->cq : NULL;
+    conn->recv_cq = has_queues ? &((CompletionQueue *)parts->recv_queue)->cq : NULL;
     enter_core();
     const Wire *wire = (Wire *)parts->wire;
     bool done = rdmacm_wire_attach(wire->wire, conn);

@@ -36,23 +36,40 @@ static bool set_shared(ConnectedEngine *self, PyObject *shared) {
     return true;
 }
 
+/* Be the target of an XRC connection; with None nothing is done. */
+static bool set_domain(ConnectedEngine *self, PyObject *domain) {
+    if (domain == Py_None)
+        return true;
+    if (!PyObject_TypeCheck(domain, domain_type) || ((XrcDomain *)domain)->regions != self->regions) {
+        PyErr_SetString(PyExc_TypeError, "an XRC domain of the same device is wanted");
+        return false;
+    }
+    self->domain = Py_NewRef(domain);
+    self->rc.domain = &((XrcDomain *)domain)->queues;
+    return true;
+}
+
 static bool is_unreliable(const ConnectedEngine *self) { return self->rc.transport == RDMACM_UC; }
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     unsigned int qp_num;
     unsigned char transport = RDMACM_RC;
-    PyObject *memory, *shared, *counters;
-    if (!PyArg_ParseTuple(args, "IOOO|b", &qp_num, &memory, &shared, &counters, &transport))
+    PyObject *memory, *shared, *counters, *domain = Py_None;
+    if (!PyArg_ParseTuple(args, "IOOO|bO", &qp_num, &memory, &shared, &counters, &transport, &domain))
         return NULL;
-    if (transport != RDMACM_RC && transport != RDMACM_UC)
+    if (transport != RDMACM_RC && transport != RDMACM_UC && transport != RDMACM_XRC)
         return PyErr_Format(PyExc_ValueError, "no transport service of connections: %d", transport);
+    if (transport == RDMACM_XRC ? shared != Py_None : domain != Py_None)
+        return PyErr_Format(PyExc_ValueError, "a target of XRC has a domain, another connection a shared receive queue");
     ConnectedEngine *self = new_object(type);
     if (!self)
         return NULL;
-    rdmacm_rc_init(&self->rc, transport, qp_num);
+    rdmacm_rc_init(&self->rc, transport, qp_num, NULL);
     self->counters = Py_NewRef(counters);
     self->completed = PyList_New(0);
-    if (!self->completed || !set_memory(self, memory) || !set_shared(self, shared)) {
+    self->srqns = PyList_New(0);
+    if (!self->completed || !self->srqns || !set_memory(self, memory) || !set_shared(self, shared) ||
+        !set_domain(self, domain)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -67,6 +84,7 @@ static int engine_traverse(ConnectedEngine *self, visitproc visit, void *arg) {
     Py_VISIT(self->regions);
     Py_VISIT(self->pd);
     Py_VISIT(self->shared);
+    Py_VISIT(self->domain);
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
     for (size_t i = 0; i < rc->sends_count; i++)
@@ -87,11 +105,14 @@ static int engine_clear(ConnectedEngine *self) {
     rc->failed = true; /* it takes nothing more */
     rc->regions = NULL;
     rc->srq = NULL;
+    rc->domain = NULL;
     Py_CLEAR(self->completed);
     Py_CLEAR(self->counters);
     Py_CLEAR(self->regions);
     Py_CLEAR(self->pd);
     Py_CLEAR(self->shared);
+    Py_CLEAR(self->domain);
+    Py_CLEAR(self->srqns);
     /* Each queue is empty before a pin ends, which may run other code. */
     while (rc->sends_count)
         drop_pin(RDMACM_RING_AT(rc, sends, --rc->sends_count)->pin);
@@ -183,7 +204,13 @@ static void collect(ConnectedEngine *self, struct results *results) {
 
 /* Pass them on to Python. False with an exception. */
 static bool pass_on(ConnectedEngine *self, struct results *results) {
-    bool done = append_wcs(self->completed, results->completions, results->completions_count, self->rc.qp_num);
+    bool done = true;
+    for (size_t i = 0; done && self->domain && i < results->completions_count; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(results->completions[i].srqn);
+        done = number && PyList_Append(self->srqns, number) == 0;
+        Py_XDECREF(number);
+    }
+    done = append_wcs(self->completed, results->completions, results->completions_count, self->rc.qp_num) && done;
     if (!done || !results->has_counts)
         return done;
     PyObject *list = list_counted(&results->counts, results->refused);
@@ -375,11 +402,13 @@ static bool read_flush(PyObject *work, struct rdmacm_send *send) {
 }
 
 /* Read the fields of a SendWork that its opcode has. False with an exception, or if one is wrong. */
-static bool read_send(PyObject *work, struct rdmacm_send *send) {
+static bool read_send(PyObject *work, bool is_xrc, struct rdmacm_send *send) {
     uint8_t kind = rdmacm_request_types[send->opcode].flags, word = rdmacm_request_types[send->opcode].word_kind;
     if (!read_truth(work, names.solicited, &send->solicited) || !read_truth(work, names.fence, &send->fence))
         return false;
     if (word && !read_uint32(work, word == RDMACM_IMMEDIATE ? names.imm : names.invalidate_rkey, UINT32_MAX, &send->word))
+        return false;
+    if (is_xrc && !read_uint32(work, names.remote_srqn, RDMACM_QPN_MASK, &send->remote_srqn))
         return false;
     if (kind == RDMACM_IS_DATA || kind == RDMACM_IS_LOCAL)
         return true;
@@ -403,7 +432,7 @@ static PyObject *engine_post_send(ConnectedEngine *self, PyObject *work) {
         return PyErr_Format(PyExc_ValueError, "the queue pair is not ready to send");
     uint8_t kind = rdmacm_request_types[opcode].flags;
     struct pin *pin = NULL;
-    if (read_send(work, &send) && read_signaled(work, &is_signaled, &send.unsignaled))
+    if (read_send(work, self->rc.transport == RDMACM_XRC, &send) && read_signaled(work, &is_signaled, &send.unsignaled))
         pin = pin_segments(work, kind & (RDMACM_IS_READ | RDMACM_IS_ATOMIC) ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     if (pin && !keep_pin(pin, pin_bind(pin, work, &send)))
         pin = NULL;
@@ -553,6 +582,16 @@ static PyObject *engine_completions(ConnectedEngine *self, PyObject *Py_UNUSED(i
     return found;
 }
 
+static PyObject *engine_take_completed(ConnectedEngine *self, PyObject *Py_UNUSED(ignored)) {
+    Py_ssize_t count = PyList_Size(self->srqns);
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; i < count && i < PyList_Size(self->completed); i++) /* there are fewer after a MemoryError */
+        append(&list, PyTuple_Pack(2, PyList_GetItem(self->srqns, i), PyList_GetItem(self->completed, i)));
+    if (PyList_SetSlice(self->srqns, 0, count, NULL) < 0 || PyList_SetSlice(self->completed, 0, count, NULL) < 0)
+        Py_CLEAR(list);
+    return list;
+}
+
 /* -- fields ---------------------------------------------------------------------------------------------------------- */
 
 /* Those of RcState and of UcEngine, for tests that compare them. */
@@ -564,6 +603,7 @@ static PyMemberDef engine_members[] = {
     {"failed", T_BOOL, offsetof(ConnectedEngine, rc.failed), 0, NULL},
     FIELD(send_failed, T_BOOL),
     FIELD(qp_num, T_UINT),
+    FIELD(srqn, T_INT),
     FIELD(path_mtu, T_UINT),
     FIELD(send_bth, T_ULONGLONG),
     FIELD(identification, T_UINT),
@@ -676,11 +716,14 @@ static PyMethodDef engine_methods[] = {
     METHOD(probe, METH_NOARGS),
     METHOD(datagrams, METH_VARARGS),
     {"completions", (PyCFunction)engine_completions, METH_NOARGS, "Take the completions since the last call."},
+    {"take_completed", (PyCFunction)engine_take_completed, METH_NOARGS,
+     "The same of an XRC target, each with the number of its shared receive queue."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot engine_slots[] = {
-    SLOT(tp_doc, "ConnectedEngine(qp_num, memory, shared_receives, counters, transport=0): a connection (docs/core.md)."),
+    SLOT(tp_doc, "ConnectedEngine(qp_num, memory, shared_receives, counters, transport=0, domain=None): a connection\n"
+                 "(docs/core.md)."),
     SLOT(tp_new, engine_new),
     SLOT(tp_traverse, engine_traverse),
     SLOT(tp_clear, engine_clear),

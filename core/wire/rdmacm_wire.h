@@ -139,7 +139,7 @@ struct rdmacm_conn {
     struct rdmacm_wire *wire;
     struct rdmacm_rc *rc;     /* NULL of a datagram queue pair */
     struct rdmacm_ud_end *ud; /* NULL of a connection */
-    struct rdmacm_cq *send_cq, *recv_cq;
+    struct rdmacm_cq *send_cq, *recv_cq; /* NULL of an XRC target: each shared receive queue has its own */
     uint32_t qp_num;
     /* Of a connection: packets are accepted from this address and port to that address. */
     uint8_t remote[16], local[16];

@@ -159,17 +159,25 @@ static void list_added(struct rdmacm_wire *wire, struct rdmacm_cq *cq) {
     }
 }
 
+/* The queue of a completion; NULL: that of an XRC target is closed. */
+static struct rdmacm_cq *queue_of(const struct rdmacm_conn *conn, const struct rdmacm_completion *completion) {
+    if (!conn->rc || !conn->rc->domain)
+        return completion->is_recv ? conn->recv_cq : conn->send_cq;
+    const struct rdmacm_srq *srq = rdmacm_table_find(conn->rc->domain, completion->srqn);
+    return srq ? srq->cq : NULL;
+}
+
 void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions) {
     struct rdmacm_wire *wire = conn->wire;
     for (size_t i = 0; i < completions->count; i++) {
         const struct rdmacm_completion *completion = &completions->items[i];
-        struct rdmacm_cq *cq = completion->is_recv ? conn->recv_cq : conn->send_cq;
+        struct rdmacm_cq *cq = queue_of(conn, completion);
         if (completion->is_recv)
             conn->recvs_change--;
         else
             conn->sends_change--;
         struct rdmacm_entry entry = {.completion = *completion, .qp_num = conn->qp_num};
-        if (completion->unsignaled || cq->overrun) {
+        if (completion->unsignaled || !cq || cq->overrun) {
             drop(wire, completion->pin);
             continue;
         }
@@ -206,8 +214,9 @@ static void see_engine(struct rdmacm_conn *conn) {
         rdmacm_wire_count_refused(conn, rc->refused);
         rc->has_refused = false;
     }
-    if (rc->srq && rc->srq->is_limit_reached)
+    if (rc->has_reached_limit)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_SRQ_LIMIT);
+    rc->has_reached_limit = false;
     if ((rc->failed && !conn->told_failed) || (rc->send_failed && !conn->told_send_failed)) {
         conn->told_failed = rc->failed;
         conn->told_send_failed = rc->send_failed;

@@ -60,8 +60,9 @@ _FIELDS = [
 class Memory(RemoteMemory):
     """The memory of an end: a region, and windows, which the core knows or does not know."""
 
-    def __init__(self, seed: int, size: int, *, with_core: bool) -> None:
-        self.table = MemoryTable(random.Random(seed), Runtime(), with_core=with_core)
+    def __init__(self, seed: int, size: int, *, with_core: bool, table: MemoryTable | None = None) -> None:
+        """``table`` is that of another protection domain of the device."""
+        self.table = table or MemoryTable(random.Random(seed), Runtime(), with_core=with_core)
         super().__init__(self.table, object())
         self.bytes = bytearray(size)
         self.register()
@@ -102,6 +103,8 @@ class Run:
 
     #: What the connection sends.
     opcodes: ClassVar[tuple[WROpcode, ...]] = OPCODES
+    #: How many of a memory's windows the peer uses.
+    windows: ClassVar[int] = 2
     #: The names of the fields that both engines have: in Python, and in the core.
     fields: ClassVar[list[tuple[str, str]]] = _FIELDS
 
@@ -115,7 +118,7 @@ class Run:
         self.flows = flows(ipv6=self.is_ipv6)
         self.mtu = self.random.choice(MTUS)
         self.size = 64 * self.mtu
-        self.memory = tuple(Memory(index, self.size, with_core=with_core) for index in range(2))
+        self.memory = self.make_memory()
         self.counters = EngineCounters(), EngineCounters()
         self.buffers: list[bytearray] = []
         self.observed: list[object] = []
@@ -123,15 +126,21 @@ class Run:
         self.flying: list[tuple[int, bytes, int]] = []
         depth, starts = self.random.choice((1, 2, 16)), [0xFFFFF0, self.random.getrandbits(24)]
         retries, rnr_retries = (self.random.choice((0, 1, 7, 7, 7, 7)) if mischief else 7 for _ in range(2))
-        #: The shared receive queues of the ends, which may be one; None: an end has receives of its own.
-        one, other = (self.shared(with_core=with_core) for _ in range(2))
-        self.queues = self.random.choice(((None, None), (None, None), (one, None), (one, other), (one, one)))
+        self.queues = self.make_queues()
         self.ends = self.make(0), self.make(1)
         for index, end in enumerate(self.ends):
             connect(end, index, ipv6=self.is_ipv6)
             rtr = RtrAttributes(2 - index, starts[1 - index], path_mtu=self.mtu, access=ALL, max_dest_rd_atomic=depth)
             end.ready_to_receive(rtr)
             end.ready_to_send(RtsAttributes(starts[index], 0.5, retries, rnr_retries, depth))
+
+    def make_memory(self) -> tuple[Memory, ...]:
+        return tuple(Memory(index, self.size, with_core=self.with_core) for index in range(2))
+
+    def make_queues(self) -> tuple[SharedReceives | PythonReceives | None, ...]:
+        """The shared receive queues of the ends, which may be one; None: an end has receives of its own."""
+        one, other = (self.shared(with_core=self.with_core) for _ in range(2))
+        return self.random.choice(((None, None), (None, None), (one, None), (one, other), (one, one)))
 
     def make(self, index: int) -> RcEngine:
         """The engine of an end."""
@@ -225,7 +234,9 @@ class Run:
 
     def named(self, peer: Memory) -> tuple[int, int, bool]:
         """An address that a request names, its key, and whether that is a window's, in force unless by mischief."""
-        window = self.random.choice(peer.windows) if self.often(0.05) else self.random.choice(peer.windows[:2])
+        window = (
+            self.random.choice(peer.windows) if self.often(0.05) else self.random.choice(peer.windows[: self.windows])
+        )
         usable = window.binding.number and window not in peer.free
         if self.random.random() < 0.3 and (usable or self.often(0.05)):
             return peer.addresses(window), window.rkey, True

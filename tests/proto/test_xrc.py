@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import struct
 from hashlib import shake_128
+from typing import cast
+
+import pytest
 
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.xrc import SharedQueue, XrcInitiator, XrcTarget
-from rdmacm.proto.work import WC, RecvWork, SendWork
-from support.rc import BASE, RKEY, Pair, Region, connect, statuses, view
+from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.work import WC, SendWork
+from support.rc import BASE, RKEY, Pair, XrcQueues, connect, make_initiator, statuses, view
 from support.rows import for_each
 
 W, O = WROpcode, Opcode  # noqa: E741
@@ -20,53 +23,27 @@ MTU = 256
 FIRST, SECOND = 0x000001, 0xABCDEF
 
 
-class Queue:
-    """A shared receive queue, and the memory of its protection domain."""
-
-    def __init__(self) -> None:
-        self.region = Region()
-        self.recvs: list[RecvWork] = []
-        self.done: list[WC] = []
-
-    def post(self, wr_id: int, size: int = 2048) -> memoryview:
-        buffer = view(bytes(size))
-        self.recvs.append(RecvWork(wr_id, [buffer]))
-        return buffer
-
-    @property
-    def first(self) -> RecvWork | None:
-        return self.recvs[0] if self.recvs else None
-
-    def take(self) -> RecvWork | None:
-        return self.recvs.pop(0) if self.recvs else None
-
-
 class XrcPair(Pair):
     """An initiator (end 0) and a target (end 1) whose domain has two queues."""
 
     def __init__(self, seed: int = 0, **faults: float) -> None:
         super().__init__(seed, **faults)  # type: ignore[arg-type]
         self.counters = EngineCounters()
-        self.queues = {FIRST: Queue(), SECOND: Queue()}
-        self.current: Queue | None = None
-        self.initiator = XrcInitiator(0x11, self.memory[0], counters=self.counters)
-        self.target = XrcTarget(0x12, self.memory[1], counters=self.counters, find_queue=self.find)
-        self.ends = (self.initiator, self.target)
+        self.queues = XrcQueues(self.memory[1], (FIRST, SECOND))
+        self.initiator = make_initiator(0x11, self.memory[0], self.counters)
+        self.target = self.queues.make_target(0x12, self.counters)
+        self.ends = (self.initiator, cast("RcEngine", self.target))
         for index, end in enumerate(self.ends):
             connect(end, index)
             end.ready_to_receive(RtrAttributes(0x12 - index, self.starts[1 - index], path_mtu=MTU))
             end.ready_to_send(RtsAttributes(self.starts[index], timeout=0.01))
 
-    def find(self, srqn: int) -> SharedQueue | None:
-        self.take()
-        queue = self.current = self.queues.get(srqn)
-        return None if queue is None else (queue.region, queue)
-
     def take(self) -> None:
-        """Give the target's completions to the queue that they are for."""
-        if self.current is not None:
-            self.current.done += self.done[1] + self.target.completions()
-            self.done[1].clear()
+        """Give the target's completions to the queues that they are for."""
+        self.queues.take(self.target)
+
+    def completed(self, index: int) -> list[WC]:
+        return [] if index else self.initiator.completions()
 
     def run(self, steps: int = 200_000) -> None:
         for _ in range(steps):
@@ -77,10 +54,15 @@ class XrcPair(Pair):
         raise AssertionError("the connection does not come to rest")
 
     def post(self, wr_id: int, srqn: int, data: bytes, opcode: WROpcode = W.SEND, **more: int) -> None:
-        changes = {"remote_addr": BASE, "rkey": RKEY, **more}
+        rkey = self.queues[srqn].region.key if srqn in self.queues else RKEY
+        changes = {"remote_addr": BASE, "rkey": rkey, **more}
         self.initiator.post_send(
             SendWork(wr_id, opcode, [view(data)] if data else [], remote_srqn=srqn, **changes)  # type: ignore[arg-type]
         )
+
+    def key(self, srqn: int) -> int:
+        """The R_Key of the memory of a queue."""
+        return self.queues[srqn].region.key
 
     def give(self, packet: bytes) -> int:
         """Give the target a packet without ICRC."""
@@ -137,9 +119,11 @@ def test_reads_and_atomics_use_the_memory_of_the_queue_they_name() -> None:
         queue.region.bytes[:1000] = salt * 1000
     memory = [view(bytes(1000)) for _ in range(4)]
     for wr_id, (srqn, buffer) in enumerate(zip((FIRST, SECOND, FIRST), memory, strict=False)):
-        work = SendWork(wr_id, W.RDMA_READ, [buffer], remote_addr=BASE, rkey=RKEY, remote_srqn=srqn)
+        work = SendWork(wr_id, W.RDMA_READ, [buffer], remote_addr=BASE, rkey=pair.key(srqn), remote_srqn=srqn)
         pair.initiator.post_send(work)
-    atomic = SendWork(3, W.ATOMIC_FETCH_AND_ADD, [memory[3][:8]], remote_addr=BASE, rkey=RKEY, compare_add=1)
+    atomic = SendWork(
+        3, W.ATOMIC_FETCH_AND_ADD, [memory[3][:8]], remote_addr=BASE, rkey=pair.key(SECOND), compare_add=1
+    )
     atomic.remote_srqn = SECOND
     pair.initiator.post_send(atomic)
     pair.run()
@@ -153,8 +137,8 @@ def test_reads_and_atomics_use_the_memory_of_the_queue_they_name() -> None:
 def test_read_response_has_the_memory_it_was_asked_of() -> None:
     pair = XrcPair()
     pair.queues[FIRST].region.bytes[:4] = b"ours"
-    pair.queues[SECOND].region.keys.clear()
-    reth = struct.pack("!QII", BASE, RKEY, 4)
+    pair.queues[SECOND].region.remove(pair.key(SECOND))
+    reth = struct.pack("!QII", BASE, pair.key(FIRST), 4)
     assert pair.give(request(pair, O.XRC_RDMA_READ_REQUEST, FIRST, reth))
     assert pair.give(request(pair, O.XRC_RDMA_WRITE_ONLY, SECOND, struct.pack("!QII", 0, 0, 0), psn=1))
     response, ack = pair.wanted(1)
@@ -189,7 +173,7 @@ def test_empty_queue_is_not_ready_and_does_not_use_another_ones_receive() -> Non
     assert pair.give(request(pair, O.XRC_SEND_ONLY, SECOND))
     pair.take()
     assert statuses(pair.queues[SECOND].done) == [(2, "SUCCESS")]
-    assert len(pair.queues[FIRST].recvs) == 1
+    assert len(pair.queues[FIRST].receives) == 1
 
 
 def test_unknown_queue_is_refused() -> None:
@@ -200,8 +184,8 @@ def test_unknown_queue_is_refused() -> None:
     pair.run()
     assert statuses(pair.done[0]) == [(1, "REM_INV_REQ_ERR"), (2, "WR_FLUSH_ERR")]
     assert pair.target.failed
-    assert not pair.target.completions()
-    assert len(pair.queues[FIRST].recvs) == 1
+    assert not pair.target.take_completed()
+    assert len(pair.queues[FIRST].receives) == 1
 
 
 @for_each("then", [SECOND, 0x777777])
@@ -221,7 +205,7 @@ def test_queue_that_is_closed_during_a_message_is_refused() -> None:
     queue = pair.queues[FIRST]
     buffer = queue.post(1)
     pair.give(request(pair, O.XRC_SEND_FIRST, FIRST, bytes(MTU)))
-    del pair.queues[FIRST]
+    pair.queues.close(FIRST)
     assert not pair.give(request(pair, O.XRC_SEND_LAST, FIRST, b"last", psn=1))
     assert pair.target.failed
     assert not any(buffer[MTU:])
@@ -277,10 +261,25 @@ def test_send_with_invalidate_and_local_requests() -> None:
     queue = pair.queues[FIRST]
     queue.post(1)
     pair.initiator.post_send(SendWork(1, W.BIND_MW, bind=0x55))
-    pair.post(2, FIRST, b"done", W.SEND_WITH_INV, invalidate_rkey=RKEY)
+    pair.post(2, FIRST, b"done", W.SEND_WITH_INV, invalidate_rkey=pair.key(FIRST))
     pair.run()
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
     (wc,) = queue.done
-    assert (wc.status, wc.opcode, wc.invalidated_rkey) == (WCStatus.SUCCESS, WCOpcode.RECV, RKEY)
+    assert (wc.status, wc.opcode, wc.invalidated_rkey) == (WCStatus.SUCCESS, WCOpcode.RECV, pair.key(FIRST))
     assert not queue.region.keys
-    assert pair.queues[SECOND].region.keys == {RKEY}
+    assert pair.queues[SECOND].region.keys == {pair.key(SECOND)}
+
+
+def test_memory_of_another_queue_is_refused() -> None:
+    pair = XrcPair()
+    pair.post(1, FIRST, b"hello", W.RDMA_WRITE, rkey=pair.key(SECOND))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "REM_ACCESS_ERR")]
+    assert not any(pair.queues[SECOND].region.bytes)
+
+
+def test_opcodes_of_reliable_connections_alone_are_refused() -> None:
+    pair = XrcPair()
+    for opcode in (W.FLUSH, W.ATOMIC_WRITE):
+        with pytest.raises(ValueError, match="reliable connection"):
+            pair.initiator.post_send(SendWork(1, opcode, [view(bytes(8))]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import cast
 
 from rdmacm.enums import AccessFlag, WROpcode
@@ -13,7 +14,8 @@ from rdmacm.proto.engine import Datagram, EngineCounters, RtrAttributes, RtsAttr
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.roce.uc import UcEngine, UnreliableEngine, make_uc_engine
-from rdmacm.proto.work import WC, Memory, SendWork
+from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine, XrcInitiator, make_xrc_initiator, make_xrc_target
+from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
 
 #: The engines that do the same: that in Python, and the compiled core's where it is.
@@ -82,16 +84,21 @@ def ack(qp_num: int, psn: int, syndrome: int = 0x1F) -> bytes:
 
 
 class Region:
-    """One registered region of a host."""
+    """One registered region of a host, perhaps in another protection domain ``beside`` a region of its device."""
 
-    def __init__(self, size: int = 1 << 16, access: AccessFlag = ALL) -> None:
+    def __init__(
+        self, size: int = 1 << 16, access: AccessFlag = ALL, *, key: int = RKEY, beside: Region | None = None
+    ) -> None:
         self.bytes = bytearray(size)
         self.access = access
+        self.key = key
         self.keys: set[int] = set()
         #: The same for the engine of the compiled core.
         self.pd, self.number = object(), id(self)
         self.regions = compiled.Regions() if compiled is not None else None
-        self.add(RKEY)
+        if beside is not None:
+            self.regions = beside.regions
+        self.add(key)
 
     def add(self, key: int) -> None:
         self.keys.add(key)
@@ -132,12 +139,13 @@ class Region:
 chosen = "python"
 
 
-def make_shared() -> PythonReceives:
-    """A shared receive queue for such engines."""
+def make_shared(region: Region | None = None) -> PythonReceives:
+    """A shared receive queue for such engines, for the protection domain of a region."""
     if chosen == "python":
-        return PythonReceives(64)
+        return PythonReceives(128)
     assert compiled is not None
-    return cast("PythonReceives", compiled.SharedReceives(64, 32, compiled.Regions(), None, None))
+    regions, pd = (compiled.Regions(), None) if region is None else (region.regions, region.pd)
+    return cast("PythonReceives", compiled.SharedReceives(128, 32, regions, pd, None))
 
 
 def make_uc(
@@ -145,6 +153,61 @@ def make_uc(
 ) -> UnreliableEngine:
     """The same of an unreliable connection."""
     return UC_ENGINES[chosen](qp_num, memory, shared, EngineCounters() if counters is None else counters)
+
+
+class XrcQueue:
+    """A shared receive queue, and the memory of its protection domain on the device of another region."""
+
+    def __init__(self, key: int, beside: Region, size: int = 1 << 16, access: AccessFlag = ALL) -> None:
+        self.region = Region(size, access, key=key, beside=beside)
+        self.receives = make_shared(self.region)
+        self.done: list[WC] = []
+
+    def post(self, wr_id: int, size: int = 2048) -> memoryview:
+        buffer = view(bytes(size))
+        assert self.receives.post_work(RecvWork(wr_id, [buffer]))
+        return buffer
+
+
+class XrcQueues(dict[int, XrcQueue]):
+    """An XRC domain: its queues, by number."""
+
+    def __init__(self, memory: Region, numbers: Iterable[int], size: int = 1 << 16, access: AccessFlag = ALL) -> None:
+        #: That of the domain's targets, which no request may touch.
+        self.memory = memory
+        self.core = None if chosen == "python" else cast("ModuleType", compiled).XrcDomain(memory.regions)
+        for key, number in enumerate(numbers, RKEY + 1):
+            self.open(number, XrcQueue(key, memory, size, access))
+
+    def open(self, number: int, queue: XrcQueue) -> None:
+        self[number] = queue
+        if self.core is not None:
+            self.core.add(number, queue.receives, None)
+
+    def close(self, number: int) -> XrcQueue:
+        if self.core is not None:
+            self.core.remove(number)
+        return self.pop(number)
+
+    def find(self, number: int) -> SharedQueue | None:
+        queue = self.get(number)
+        return None if queue is None else (queue.region, queue.receives)
+
+    def take(self, target: TargetEngine) -> None:
+        """Give the completions of a target to their queues."""
+        for number, wc in target.take_completed():
+            if number in self:
+                self[number].done.append(wc)
+
+    def make_target(self, qp_num: int, counters: EngineCounters) -> TargetEngine:
+        return make_xrc_target(qp_num, self.memory, counters, self.find, self.core)
+
+
+def make_initiator(qp_num: int, memory: Memory, counters: EngineCounters) -> RcEngine:
+    """The initiator of an XRC connection."""
+    if chosen == "python":
+        return XrcInitiator(qp_num, memory, counters=counters)
+    return cast("RcEngine", make_xrc_initiator(qp_num, memory, None, counters))
 
 
 def make_rc(qp_num: int, memory: Memory, shared: SharedReceives | None = None) -> RcEngine:
@@ -231,12 +294,16 @@ class Pair:
             self._fly(1 - source, b"".join(together[:count]), segment if count > 1 else 0)
             del together[:count]
 
+    def completed(self, index: int) -> list[WC]:
+        """Take the completions of an end."""
+        return self.ends[index].completions()
+
     def step(self) -> bool:
         """Send the engines' packets, then process the next arrival or timer; False if there is none."""
         for index, end in enumerate(self.ends):
             for datagram in end.datagrams(self.now, 128, self.train):
                 self.transmit(index, datagram)
-            self.done[index].extend(end.completions())
+            self.done[index].extend(self.completed(index))
         deadlines = [end.deadline for end in self.ends if end.deadline is not None]
         if self.flying:
             self.flying.sort()
@@ -245,7 +312,7 @@ class Pair:
                 self.now = max(self.now, when)
                 self.flying.pop(0)
                 self.ends[where].received(memoryview(data), segment, self.now)
-                self.done[where].extend(self.ends[where].completions())
+                self.done[where].extend(self.completed(where))
                 return True
         if deadlines:
             self.now = max(self.now, min(deadlines))

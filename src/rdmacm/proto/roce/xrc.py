@@ -8,27 +8,35 @@ reliable connection with one direction, so both are an :class:`~rdmacm.proto.roc
   protection domain of that queue decides which memory the request may touch.
 
 All packets of a message name the same queue. FLUSH and ATOMIC WRITE are for reliable connections only.
+
+The compiled core has engines that do the same (docs/core.md). :func:`make_xrc_initiator` and :func:`make_xrc_target`
+make those that a device uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rdmacm.enums import WCStatus
 from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
-from rdmacm.proto.engine import Datagram, SharedReceives
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.engine import EngineCounters, QPEngine, SharedReceives
 from rdmacm.proto.roce.headers import XRCETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE, TRANSPORT_MASK, TransportService
 from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
 from rdmacm.proto.roce.rc.failure import fail_receive
+from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.proto.work import Memory
+from rdmacm.proto.work import WC, Memory, SendWork
 
-__all__ = ["SharedQueue", "XrcInitiator", "XrcTarget"]
+if TYPE_CHECKING:
+    from rdmacm.proto._core import XrcDomain
+
+__all__ = ["SharedQueue", "TargetEngine", "XrcInitiator", "XrcTarget", "make_xrc_initiator", "make_xrc_target"]
 
 _XRC = int(TransportService.XRC)
 _XRCETH_LENGTH = XRCETH_STRUCT.size
@@ -71,16 +79,17 @@ class XrcInitiator(RcEngine):
     longest_packet: ClassVar[int] = _LONGEST_PACKET
     header_lengths: ClassVar[bytes] = _RESPONSE_LENGTHS
 
+    def post_send(self, work: SendWork) -> None:
+        if REQUEST_TYPES[work.opcode].has_empty_response:
+            raise ValueError(f"{work.opcode!r} is for reliable connections only")
+        RcEngine.post_send(self, work)
+
     def _srqn(self) -> int:
         """The number of the request that is being sent."""
         return self.outstanding[self.send_index].remote_srqn
 
-    def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
-        if limit <= 0 or not requester.wants_to_send(self):
-            return []
-        out = _XrcTrains(self.icrc_out, train, self._srqn)
-        requester.packets(self, out, now, limit)
-        return out.close()
+    def _trains(self, train: int) -> Trains:
+        return _XrcTrains(self.icrc_out, train, self._srqn)
 
     def probe(self) -> list[Buffer]:
         headers, _ = requester.duplicate(self)
@@ -89,6 +98,17 @@ class XrcInitiator(RcEngine):
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:  # noqa: ARG002
         return responses.received(self, opcode & ~TRANSPORT_MASK, psn, body, now)
+
+
+class TargetEngine(QPEngine, Protocol):
+    """What the engines of targets have. Their completions are taken with :meth:`take_completed` alone."""
+
+    @property
+    def srqn(self) -> int:
+        """The number of the queue that the last request was for; -1 before."""
+
+    def take_completed(self) -> list[tuple[int, WC]]:
+        """Take the completions since the last call, oldest first, each with the number of its queue."""
 
 
 def _no_queue(_srqn: int) -> SharedQueue | None:
@@ -101,26 +121,33 @@ def _none() -> None:
 
 @dataclass(slots=True, eq=False, repr=False)
 class XrcTarget(RcEngine):
-    """The end that executes requests (XRC_RECV). Implements :class:`rdmacm.proto.engine.QPEngine`.
+    """The end that executes requests (XRC_RECV). Implements :class:`TargetEngine`.
 
-    Its completions are for the queue that ``find_queue`` was last asked for. A request for a queue that is not there,
-    and a packet that names another queue than the message it is part of, are refused (NAK, invalid request).
+    A request for a queue that is not there, and a packet that names another queue than the message it is part of, are
+    refused (NAK, invalid request).
     """
 
     longest_packet: ClassVar[int] = _LONGEST_PACKET
     header_lengths: ClassVar[bytes] = _REQUEST_LENGTHS
-    #: The shared receive queue with a number in the target's XRC domain, None if there is none. The completions that
-    #: are in ``completed`` at that moment are for the queue before.
+    #: The shared receive queue with a number in the target's XRC domain, None if there is none.
     find_queue: Callable[[int], SharedQueue | None] = _no_queue
-    #: The number of the queue that the last request was for; -1 before.
     srqn: int = -1
+    #: The numbers of the queues of the completions in ``completed``, but those of the last queue.
+    completed_srqns: list[int] = field(default_factory=list)
 
-    def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:  # noqa: ARG002
-        if limit <= 0 or (self.ack_psn < 0 and not self.responses):
-            return []
-        out = _XrcTrains(self.icrc_out, train, _none)
-        responder.packets(self, out, limit)
-        return out.close()
+    def take_completed(self) -> list[tuple[int, WC]]:
+        self._note_queue()
+        found = list(zip(self.completed_srqns, self.completed, strict=True))
+        self.completed_srqns.clear()
+        self.completed.clear()
+        return found
+
+    def _note_queue(self) -> None:
+        """Note for which queue the latest completions are."""
+        self.completed_srqns += [self.srqn] * (len(self.completed) - len(self.completed_srqns))
+
+    def _trains(self, train: int) -> Trains:
+        return _XrcTrains(self.icrc_out, train, _none)
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:  # noqa: ARG002
         if psn == self.expected_psn and not self._select(XRCETH_STRUCT.unpack_from(body)[0] & _SRQN_MASK):
@@ -138,6 +165,31 @@ class XrcTarget(RcEngine):
         found = self.find_queue(srqn)
         if found is None or self.failed:  # the completion queue of the queue before may have overflowed just now
             return False
+        self._note_queue()
         self.srqn = srqn
         self.memory, self.shared = found
         return True
+
+
+def make_xrc_initiator(
+    qp_num: int, memory: Memory, shared: SharedReceives | None, counters: EngineCounters
+) -> QPEngine:
+    """The engine of an initiator in INIT."""
+    if compiled is None:
+        return XrcInitiator(qp_num, memory, shared, counters)
+    engine: QPEngine = compiled.ConnectedEngine(qp_num, memory, shared, counters, _XRC)
+    return engine
+
+
+def make_xrc_target(
+    qp_num: int,
+    memory: Memory,
+    counters: EngineCounters,
+    find_queue: Callable[[int], SharedQueue | None],
+    domain: XrcDomain | None,
+) -> TargetEngine:
+    """The engine of a target in INIT, with the queues of its XRC domain as Python and as the core have them."""
+    if compiled is None or domain is None:
+        return XrcTarget(qp_num, memory, counters=counters, find_queue=find_queue)
+    engine: TargetEngine = compiled.ConnectedEngine(qp_num, memory, None, counters, _XRC, domain)
+    return engine

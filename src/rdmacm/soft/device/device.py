@@ -287,7 +287,7 @@ class SoftDevice:
                 if not create:
                     text = "no domain stands for the file"
                     raise cm_error(errno.EAGAIN, text, "open_xrcd", self.name, "oflags=os.O_CREAT")
-                domain = XrcDomain(self._xrc_queues)
+                domain = XrcDomain(self._xrc_queues, self._memory)
                 if inode is not None:
                     self._xrc_domains[inode] = domain
             elif exclusive:

@@ -8,9 +8,11 @@ queue's completion queue, with the target's number. An initiator (XRC_SEND) is a
 from __future__ import annotations
 
 import errno
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
-from rdmacm.proto.roce.xrc import SharedQueue, XrcInitiator, XrcTarget
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine, make_xrc_initiator, make_xrc_target
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import refused
@@ -20,6 +22,7 @@ from rdmacm.verbs.enums import EventType, QPState
 if TYPE_CHECKING:
     from random import Random
 
+    from rdmacm.proto import _core
     from rdmacm.proto.engine import EngineCounters, EngineFactory, SharedReceives
     from rdmacm.proto.work import WC, Memory, SendWork
     from rdmacm.soft.device.completion import SoftCQ
@@ -38,11 +41,15 @@ _SRQN_BITS = 24
 class XrcDomain:
     """An XRC domain: the shared receive queues that the targets in it may use."""
 
-    __slots__ = ("__weakref__", "_queues")
+    __slots__ = ("__weakref__", "_queues", "core")
 
-    def __init__(self, queues: dict[int, SoftXrcSRQ]) -> None:
+    def __init__(self, queues: dict[int, SoftXrcSRQ], table: MemoryTable) -> None:
         #: The XRC shared receive queues of the device, of all domains, by number.
         self._queues = queues
+        #: Those of this domain for the compiled core; None without it.
+        self.core: _core.XrcDomain | None = None
+        if compiled is not None and table.core_regions is not None:
+            self.core = compiled.XrcDomain(table.core_regions)
 
     def find(self, number: int) -> SoftXrcSRQ | None:
         """The queue with a number in this domain."""
@@ -59,11 +66,14 @@ class XrcDomain:
         while not number or number in self._queues:
             number = random.getrandbits(_SRQN_BITS)
         self._queues[number] = queue
+        if self.core is not None:
+            queue.join(self.core, number)
         return number
 
     def remove(self, number: int) -> None:
         """The queue is closed."""
-        self._queues.pop(number, None)
+        if self._queues.pop(number, None) is not None and self.core is not None:
+            self.core.remove(number)
 
 
 class SoftXrcSRQ(SoftSRQ):
@@ -80,6 +90,13 @@ class SoftXrcSRQ(SoftSRQ):
         self.domain = domain
         self.srq_num = domain.add(self, mux.random)
 
+    def join(self, domain: _core.XrcDomain, number: int) -> None:
+        """Be one of the domain in the compiled core, by a number."""
+        assert compiled is not None
+        assert self.core is not None
+        queue = self._cq.queue
+        domain.add(number, self.core, queue if isinstance(queue, compiled.CompletionQueue) else None)
+
     @property
     def pd(self) -> object:
         """The protection domain whose memory its requests may touch."""
@@ -87,8 +104,7 @@ class SoftXrcSRQ(SoftSRQ):
 
     def complete(self, found: list[WC]) -> None:
         """Add completions of its receives."""
-        if self.domain.find(self.srq_num) is self:
-            self._cq.add(found)
+        self._cq.add(found)
 
     def drop(self, qp_num: int) -> None:
         """Drop the completions of a queue pair that are not polled."""
@@ -100,8 +116,8 @@ class SoftXrcSRQ(SoftSRQ):
 
     def destroy(self) -> None:
         with self._mux.runtime.lock:
-            super().destroy()
             self.domain.remove(self.srq_num)
+            super().destroy()
 
 
 class SoftXrcSendQP(SoftQP):
@@ -113,7 +129,7 @@ class SoftXrcSendQP(SoftQP):
         super().__init__(parts, pd, cap, sq_sig_all, send_cq, send_cq, None)
 
     def _make_engine(self) -> EngineFactory:
-        return XrcInitiator
+        return make_xrc_initiator
 
     def _work(self, wr: SendWR) -> SendWork:
         work = super()._work(wr)
@@ -127,7 +143,7 @@ class SoftXrcSendQP(SoftQP):
 class SoftXrcRecvQP(SoftQP):
     """The target of XRC connections; implements :class:`rdmacm.verbs.backend.XrcTargetBackend`."""
 
-    __slots__ = ("_current", "_domain", "_is_released", "_opened", "_shared")
+    __slots__ = ("_current", "_domain", "_is_released", "_opened", "_shared", "_target")
 
     def __init__(self, parts: DeviceParts, domain: XrcDomain, cap: QPCap) -> None:
         self._domain = domain
@@ -141,7 +157,9 @@ class SoftXrcRecvQP(SoftQP):
 
     def _enter_reset(self) -> None:
         super()._enter_reset()
-        #: The queue that the last request was for; and what the engine uses of it.
+        #: Its engine, also once that was aborted.
+        self._target: TargetEngine | None = None
+        #: Of an engine in Python: the queue that the last request was for; and what the engine uses of it.
         self._current: SoftXrcSRQ | None = None
         self._shared: SharedQueue | None = None
 
@@ -149,9 +167,10 @@ class SoftXrcRecvQP(SoftQP):
         return self._make_target
 
     def _make_target(
-        self, qp_num: int, memory: Memory, shared: SharedReceives | None, counters: EngineCounters
-    ) -> XrcTarget:
-        return XrcTarget(qp_num, memory, shared, counters, find_queue=self._find_queue)
+        self, qp_num: int, memory: Memory, _shared: SharedReceives | None, counters: EngineCounters
+    ) -> TargetEngine:
+        self._target = make_xrc_target(qp_num, memory, counters, self._find_queue, self._domain.core)
+        return self._target
 
     def _find_queue(self, number: int) -> SharedQueue | None:
         queue = self._domain.find(number)
@@ -162,21 +181,32 @@ class SoftXrcRecvQP(SoftQP):
             self._shared = None if queue is None else (RemoteMemory(self._table, queue.pd), queue)
         return self._shared
 
-    def _complete(self, completed: list[WC]) -> None:
-        found = completed[:]
-        completed.clear()
-        if self._current is not None:
-            self._current.complete(found)
+    def _complete(self, _completed: list[WC]) -> None:
+        if self._target is None:
+            return
+        for number, found in groupby(self._target.take_completed(), lambda item: item[0]):
+            queue = self._domain.find(number)
+            if queue is not None:
+                queue.complete([wc for _, wc in found])
 
     def _drop_completions(self) -> None:
         for queue in self._domain.all():
             queue.drop(self.qp_num)
 
     def cq_failed(self, cq: object) -> None:
-        is_used = self._current is not None and self._current.completes_on(cq)
+        queue = self._domain.find(self._target.srqn) if self._target is not None else None
+        is_used = queue is not None and queue.completes_on(cq)
         if is_used and self.state not in (QPState.RESET, QPState.ERR):
             self._fail("a completion queue has overflowed")
             self._report(EventType.QP_FATAL)
+
+    @property
+    def _core_queues(self) -> tuple[_core.CompletionQueue | None, _core.CompletionQueue | None]:
+        return None, None
+
+    def core_reached_limit(self) -> None:
+        for queue in self._domain.all():
+            queue.see_limit()
 
     # -- handles --------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ its turn, as in hardware: the engine gets a buffer that cannot be accessed.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rdmacm.address import is_link_local
 from rdmacm.enums import AccessFlag, QPState
@@ -40,7 +40,7 @@ from rdmacm.verbs.enums import EventType
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.proto._core import Connection
+    from rdmacm.proto._core import CompletionQueue, Connection
     from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
     from rdmacm.verbs.wr import SendWR
@@ -53,7 +53,8 @@ _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 class SoftQP(WorkQueues["QPEngine"]):
     """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`.
 
-    :class:`rdmacm.soft.device.unreliable_queue_pair.SoftUcQP` is what an unreliable one has of its own.
+    :class:`rdmacm.soft.device.unreliable_queue_pair.SoftUcQP` is what an unreliable one has of its own, and
+    :mod:`rdmacm.soft.device.extended_queue_pair` what those of XRC have.
     """
 
     core: Connection | None
@@ -285,8 +286,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         engine = self._engine
         assert engine is not None
         accepted = engine.received(data, segment, now)
-        if self._srq is not None:
-            self._srq.see_limit()  # the core may have taken from it
+        self.core_reached_limit()
         if not accepted:
             self._mux.dropped["packet"] += 1
         elif not self._established:
@@ -329,7 +329,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         path = route.path
         train = 0 if route.no_trains else self._mux.train
         self.core = compiled.Connection(
-            *(core_wire, engine, self, self._send_cq.queue, self._recv_cq.queue),
+            *(core_wire, engine, self, *self._core_queues),
             (path.remote, path.scope_id, path.local),
             (fd, wire.port, path.scope_id, [*route.control], train),
             self._core_limits(),
@@ -337,6 +337,11 @@ class SoftQP(WorkQueues["QPEngine"]):
         if engine.deadline is not None:
             self._schedule(engine.deadline)
         self._serve(core_wire)
+
+    @property
+    def _core_queues(self) -> tuple[CompletionQueue | None, CompletionQueue | None]:
+        """Where the compiled core adds its completions."""
+        return cast("CompletionQueue", self._send_cq.queue), cast("CompletionQueue", self._recv_cq.queue)
 
     def core_failed(self) -> None:
         if self._engine is not None:

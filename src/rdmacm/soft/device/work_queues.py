@@ -428,7 +428,7 @@ class WorkQueues(Generic[E]):
         """The engine of the compiled core has failed by itself."""
 
     def core_reached_limit(self) -> None:
-        """The engine of the compiled core has taken a receive that was at the limit of the shared receive queue."""
+        """The compiled core may have taken a receive that was at the limit of the shared receive queue."""
         if self._srq is not None:
             self._srq.see_limit()
 

@@ -178,11 +178,14 @@ class RcEngine(RcState):
             return NOTHING
         return ACK_ONLY if self.ack_aeth < LOWEST_NAK_AETH else PACKETS
 
+    def _trains(self, train: int) -> Trains:
+        return Trains(self.icrc_out, train)
+
     def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
         """See :meth:`QPEngine.datagrams`. Responses go first, but an ACK without others before it goes last."""
-        out = Trains(self.icrc_out, train)
         if limit <= 0:
             return []
+        out = self._trains(train)
         has_ack = self.ack_psn >= 0
         if self.responses:
             limit -= responder.packets(self, out, limit)
