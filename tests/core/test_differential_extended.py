@@ -9,14 +9,13 @@ import pytest
 from core.test_differential import OPCODES, SEEDS, Memory, Run, compare_seed, mischief_of
 from rdmacm.enums import WROpcode
 from rdmacm.proto.core_choice import compiled, description
+from rdmacm.proto.roce.engines import make_xrc_initiator, make_xrc_target
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.roce.xrc import (
     SharedQueue,
     TargetEngine,
     XrcInitiator,
     XrcTarget,
-    make_xrc_initiator,
-    make_xrc_target,
 )
 from rdmacm.proto.work import WC, RecvWork
 from rdmacm.soft.device.memory import RemoteMemory

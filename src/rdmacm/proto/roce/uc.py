@@ -14,9 +14,6 @@ A packet that is not accepted is counted by reason:
 - ``refused``: of a wrong size, or a WRITE to memory that the peer may not write.
 
 A request whose memory cannot be read, or a bind or invalidation that is not allowed, flushes the requests after it.
-
-The compiled core has an engine that does the same (docs/core.md), and :func:`make_uc_engine` makes the one that a
-device uses.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ from rdmacm.proto.constants import (
     SHORTEST_PACKET,
     SOLICITED_EVENT,
 )
-from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, QPEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.plainints import ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, slices, total
@@ -65,7 +61,7 @@ if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters, SharedReceives
     from rdmacm.proto.wire import Buffer
 
-__all__ = ["UcEngine", "UnreliableEngine", "make_uc_engine"]
+__all__ = ["UcEngine", "UnreliableEngine"]
 
 _SEND = int(Operation.SEND)
 #: By opcode: bytes of its headers, 0 for opcodes of other services.
@@ -493,13 +489,3 @@ class UcEngine:
 
     def _complete_recv(self, wr_id: int, status: WCStatus) -> None:
         self.completed.append(WC(wr_id, status, _RECV, qp_num=self.qp_num))
-
-
-def make_uc_engine(
-    qp_num: int, memory: Memory, shared: SharedReceives | None, counters: EngineCounters
-) -> UnreliableEngine:
-    """The engine of a queue pair in INIT."""
-    if compiled is None:
-        return UcEngine(qp_num, memory, shared, counters)
-    engine: UnreliableEngine = compiled.ConnectedEngine(qp_num, memory, shared, counters, int(TransportService.UC))
-    return engine

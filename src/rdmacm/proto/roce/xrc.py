@@ -8,9 +8,6 @@ reliable connection with one direction, so both are an :class:`~rdmacm.proto.roc
   protection domain of that queue decides which memory the request may touch.
 
 All packets of a message name the same queue. FLUSH and ATOMIC WRITE are for reliable connections only.
-
-The compiled core has engines that do the same (docs/core.md). :func:`make_xrc_initiator` and :func:`make_xrc_target`
-make those that a device uses.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rdmacm.enums import WCStatus
 from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
-from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.engine import EngineCounters, QPEngine, SharedReceives
+from rdmacm.proto.engine import QPEngine, SharedReceives
 from rdmacm.proto.roce.headers import XRCETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE, TRANSPORT_MASK, TransportService
@@ -34,9 +30,9 @@ from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, Memory, SendWork
 
 if TYPE_CHECKING:
-    from rdmacm.proto._core import XrcDomain
+    pass
 
-__all__ = ["SharedQueue", "TargetEngine", "XrcInitiator", "XrcTarget", "make_xrc_initiator", "make_xrc_target"]
+__all__ = ["SharedQueue", "TargetEngine", "XrcInitiator", "XrcTarget"]
 
 _XRC = int(TransportService.XRC)
 _XRCETH_LENGTH = XRCETH_STRUCT.size
@@ -169,27 +165,3 @@ class XrcTarget(RcEngine):
         self.srqn = srqn
         self.memory, self.shared = found
         return True
-
-
-def make_xrc_initiator(
-    qp_num: int, memory: Memory, shared: SharedReceives | None, counters: EngineCounters
-) -> QPEngine:
-    """The engine of an initiator in INIT."""
-    if compiled is None:
-        return XrcInitiator(qp_num, memory, shared, counters)
-    engine: QPEngine = compiled.ConnectedEngine(qp_num, memory, shared, counters, _XRC)
-    return engine
-
-
-def make_xrc_target(
-    qp_num: int,
-    memory: Memory,
-    counters: EngineCounters,
-    find_queue: Callable[[int], SharedQueue | None],
-    domain: XrcDomain | None,
-) -> TargetEngine:
-    """The engine of a target in INIT, with the queues of its XRC domain as Python and as the core have them."""
-    if compiled is None or domain is None:
-        return XrcTarget(qp_num, memory, counters=counters, find_queue=find_queue)
-    engine: TargetEngine = compiled.ConnectedEngine(qp_num, memory, None, counters, _XRC, domain)
-    return engine

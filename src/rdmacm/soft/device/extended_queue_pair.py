@@ -12,7 +12,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine, make_xrc_initiator, make_xrc_target
+from rdmacm.proto.roce.engines import make_xrc_initiator, make_xrc_target
+from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import refused

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from rdmacm.enums import QPState
-from rdmacm.proto.roce.uc import make_uc_engine
+from rdmacm.proto.roce.engines import make_uc_engine
 from rdmacm.provider import log
 from rdmacm.soft.device.queue_pair import SoftQP
 
