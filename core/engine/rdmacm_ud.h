@@ -73,8 +73,8 @@ void rdmacm_ud_look_up_again(struct rdmacm_ud *ud, uint32_t lkey);
 /* To the error state: everything posted completes as flushed. */
 void rdmacm_ud_flush(struct rdmacm_ud *ud);
 
-/* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet); return how many were
- * accepted. */
+/* Process the packets of a train, `segment` bytes each (the last may be shorter; 0: a single packet); return how many
+ * were accepted. */
 size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, size_t segment,
                       const struct rdmacm_ud_source *from);
 
@@ -82,7 +82,8 @@ size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, si
 enum rdmacm_refusal rdmacm_ud_refuses(const struct rdmacm_ud *ud, const struct rdmacm_flow *flow, const uint8_t *data,
                                       size_t size);
 
-/* Where the next packet goes; NULL: there is none to send. A request whose memory cannot be read ends the send queue. */
+/* Where the next packet goes; NULL: there is none to send. A request whose memory cannot be read ends the send
+ * queue. */
 void *rdmacm_ud_next_route(struct rdmacm_ud *ud);
 /* Build up to `limit` packets to that place, at most RDMACM_BUILD_LIMIT, joined to trains of up to `train` bytes
  * (0: none); their requests complete. Return how many. */

@@ -73,7 +73,8 @@ static bool is_ready(const struct rdmacm_wire *wire, const struct rdmacm_group *
     bool is_done = !group->waiting.queued;
     for (size_t i = 0; is_done && i < group->members_count; i++) {
         const struct rdmacm_known *known = rdmacm_wire_find(wire, group->members[i]);
-        is_done = known && (known->accepts == RDMACM_ACCEPTS_NONE || (known->conn && known->conn->ud && !known->queued));
+        is_done = known && (known->accepts == RDMACM_ACCEPTS_NONE ||
+                            (known->conn && known->conn->ud && !known->queued));
     }
     return is_done;
 }

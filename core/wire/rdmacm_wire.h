@@ -315,8 +315,8 @@ void rdmacm_wire_detach(struct rdmacm_conn *conn);
 /* Seconds of CLOCK_MONOTONIC. */
 double rdmacm_now(void);
 
-/* Read datagrams of a socket of the wire, at most a batch, process them and send what follows. Return how many there were.
- * It ends with the `most_left`th that is left to the owner. */
+/* Read datagrams of a socket of the wire, at most a batch, process them and send what follows. Return how many there
+ * were. It ends with the `most_left`th that is left to the owner. */
 size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left);
 /* The ACKs that wait: send them. */
 void rdmacm_wire_acknowledge(struct rdmacm_wire *wire, double now);

@@ -231,7 +231,7 @@ class SoftHost:
         self._link_speeds.clear()
         for used in self._devices.values():
             if isinstance(used, SoftDevice):
-                used.tell_addresses()
+                used.look_at_addresses()
         if before is None:
             return
         for view in before.ports:

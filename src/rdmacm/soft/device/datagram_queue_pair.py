@@ -302,6 +302,10 @@ class SoftUdQP(WorkQueues["UdEngine[Way]"]):
         is_own = self._is_own(destination, _scope_of(source, destination))
         return self._add_flow(source, destination, destination) if is_own else None
 
+    def addresses_changed(self) -> None:
+        """A device has other addresses than before."""
+        self._flows.clear()
+
     def _add_flow(self, source: SocketAddress, key: bytes, destination: bytes) -> UdFlow:
         if len(self._flows) >= _MAX_FLOWS:
             self._flows.clear()

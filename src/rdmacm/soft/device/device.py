@@ -148,7 +148,8 @@ class SoftDevice:
         self._srqs: weakref.WeakSet[SoftSRQ] = weakref.WeakSet()
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
-        #: Its addresses, as the compiled core has them.
+        #: Its packed addresses, and as the compiled core has them.
+        self._addresses: list[bytes] = []
         self._core_addresses = compiled.Addresses(device.index) if compiled is not None else None
         self._parts = DeviceParts(
             mux,
@@ -160,7 +161,7 @@ class SoftDevice:
             self._ifindex,
             self._core_addresses,
         )
-        self.tell_addresses()
+        self.look_at_addresses()
         #: The XRC shared receive queues, by number, and the XRC domains that stand for a file, by device and inode.
         self._xrc_queues: dict[int, SoftXrcSRQ] = {}
         self._xrc_domains: weakref.WeakValueDictionary[tuple[int, int], XrcDomain] = weakref.WeakValueDictionary()
@@ -186,11 +187,17 @@ class SoftDevice:
             if [(row.gid_index, row.gid) for row in old.gids] != [(row.gid_index, row.gid) for row in new.gids]:
                 self._report(new.port_num, EventType.GID_CHANGE)
 
-    def tell_addresses(self) -> None:
-        """Tell the compiled core the addresses of the device as they are now."""
-        if self._core_addresses is not None:
-            device = self._find_device(self._ifindex)
-            self._core_addresses.set([row.gid.ip for row in device.ports[0].gids] if device is not None else [])
+    def look_at_addresses(self) -> None:
+        """Tell the datagram queue pairs, and the compiled core, if the addresses of the device have changed."""
+        device = self._find_device(self._ifindex)
+        now = [row.gid.ip for row in device.ports[0].gids] if device is not None else []
+        if now != self._addresses:
+            self._addresses = now
+            if self._core_addresses is not None:
+                self._core_addresses.set(now)
+            for qp in self._mux.queue_pairs():
+                if isinstance(qp, SoftUdQP):
+                    qp.addresses_changed()
 
     def _report(self, port_num: int, event: EventType) -> None:
         if log.enabled:

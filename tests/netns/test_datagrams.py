@@ -1,0 +1,77 @@
+"""Datagram queue pairs while the addresses of their interface change."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from rdmacm import open_device
+from rdmacm.address import Gid
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
+from rdmacm.verbs import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    QP,
+    AccessFlag,
+    AHAttr,
+    GlobalRoute,
+    QPAttr,
+    QPCap,
+    QPInitAttr,
+    QPType,
+    RecvWR,
+    SendFlag,
+    SendWR,
+)
+from support.clock import eventually
+from support.netns import TwoHosts, needs_netns
+
+pytestmark = needs_netns
+
+QKEY = 0x01234567
+ROOM = 100
+ADDRESSES = {"10.7.0.77": ("10.7.0.1", 24, 32), "fd07::77": ("fd07::1", 64, 128)}
+
+
+def gid_of(address: str) -> Gid:
+    return Gid.from_ip(socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address))
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_address_that_comes_and_goes(net: TwoHosts, address: str) -> None:
+    """What is sent to it is received as long as the device has it, and not when another interface of the host has."""
+    here, bits, all_bits = ADDRESSES[address]
+    context = open_device("soft_va")
+    with PD(context) as pd, CQ(context, 100) as cq, MR(pd, bytearray(ROOM), AccessFlag.LOCAL_WRITE) as region:
+        init = QPInitAttr(QPType.UD, scq=cq, rcq=cq, cap=QPCap(64, 64, 1, 1, 64))
+        with QP(pd, init, QPAttr(qkey=QKEY)) as qp:
+            assert isinstance(qp.backend, SoftUdQP)
+            mux = qp.backend._mux
+
+            def gids() -> dict[Gid, int]:
+                return {row.gid: row.gid_index for row in context.query_gid_table()}
+
+            def received(to: str) -> bool:
+                gr = GlobalRoute(dgid=gid_of(to), sgid_index=gids()[gid_of(here)])
+                with AH(pd, AHAttr(is_global=True, gr=gr)) as ah:
+                    wr = SendWR(1, sg=[b"x"], send_flags=SendFlag.INLINE, ah=ah)
+                    wr.remote_qpn, wr.remote_qkey = qp.qp_num, QKEY
+                    qp.post_recv(RecvWR(1, [region.sge()]))
+                    qp.post_send(wr)
+                return cq.wait(0.05) and len(cq.poll(10)) == 1
+
+            assert received(here)
+            net.a.ip("address", "add", f"{address}/{bits}", "dev", "va", *(["nodad"] if bits == 64 else []))
+            eventually(lambda: gid_of(address) in gids(), "the device has not got it")
+            eventually(lambda: received(address), "nothing arrives there")
+            net.a.ip("address", "del", f"{address}/{bits}", "dev", "va")
+            net.a.ip("address", "add", f"{address}/{all_bits}", "dev", "lo", *(["nodad"] if bits == 64 else []))
+            eventually(lambda: gid_of(address) not in gids(), "the device still has it")
+            before = mux.dropped["address"]
+            assert not received(address)
+            mux.count_strays()
+            assert mux.dropped["address"] == before + 1
+            assert received(here)
