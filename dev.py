@@ -30,7 +30,8 @@
                                      states that none has visited; --replay SEED, --script FILE: one simulation
     python3 dev.py fuzz [TARGET...] [--seconds N] [ARGS...]
                                      fuzz every decoder and engine, or some of them, for a minute or N seconds; "fuzz
-                                     --help" has the other arguments
+                                     --help" has the other arguments.  core_engine, the compiled core without an
+                                     interpreter, needs clang and libFuzzer
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
                                      peers (this library and others on loopback), datagrams (the same for messages
@@ -45,9 +46,9 @@
 prints a line for each part.  Those marked wallclock come last, alone, and up to twice more if they fail.  With ARGS it
 does nothing of that.  "test", "interop" and "bench" build the compiled core where there are a C
 compiler and Python.h; with RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize",
-"mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this file, when .venv is
-missing or out of date.  "core" needs a C compiler,
-"sanitize" and "mutants --c" gcc; the other commands need Python 3.11 or later and nothing else.
+"mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this file, when
+.venv is missing or out of date.  "core" needs a C compiler, "sanitize" and "mutants --c" gcc; the other
+commands need Python 3.11 or later and nothing else.
 """
 
 import os

@@ -9,7 +9,8 @@ input is printed, which --input runs again. --keep adds the inputs that reach ne
 what is found and each target's output; a later run goes on from there.
 
 There are two drivers. atheris, which brings libFuzzer, is used where it is installed. Otherwise hypothesis generates
-inputs, and prefers those that execute more of the package.
+inputs, and prefers those that execute more of the package. The targets in C (compiled.py) always run with libFuzzer;
+without names they are left out where clang is missing.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _MOST_BYTES = 6000
 if __name__ == "__main__":
     sys.path.insert(0, str(_TESTS))
 
+from fuzz import compiled  # noqa: E402
 from fuzz.harness import CORPUS, Target, load_targets, stored_inputs  # noqa: E402
 from support.clock import Stopwatch  # noqa: E402
 
@@ -56,26 +58,43 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--directory", help="where to go on from, and to leave what is found")
     parser.add_argument("--input", metavar="HEX", help="run one input of one target")
     options = parser.parse_args(arguments)
-    targets = load_instrumented() if options.driver == "atheris" and options.input is None else load_targets()
-    unknown = set(options.targets) - set(targets)
+    in_c = set(options.targets) & set(compiled.COMPILED)
+    if in_c and (reason := compiled.missing()):
+        parser.error(f"{', '.join(sorted(in_c))} {reason}")
+    if options.targets and in_c == set(options.targets):
+        targets = {}  # loading those in Python takes seconds
+    elif options.driver == "atheris" and options.input is None:
+        targets = load_instrumented()
+    else:
+        targets = load_targets()
+    unknown = set(options.targets) - set(targets) - in_c
     if unknown:
-        parser.error(f"no target {', '.join(sorted(unknown))}; the targets are {', '.join(targets)}")
+        names = ", ".join((*targets, *compiled.COMPILED))
+        parser.error(f"no target {', '.join(sorted(unknown))}; the targets are {names}")
     if options.input is not None:
         if len(options.targets) != 1:
             parser.error("--input is for one target")
+        if in_c:
+            done = compiled.run(options.targets[0], [bytes.fromhex(options.input)])
+            print(done.stderr)
+            return done.returncode
         targets[options.targets[0]].run(bytes.fromhex(options.input))
         return 0
-    chosen = options.targets or list(targets)
+    chosen = options.targets or [*targets, *(() if compiled.missing() else compiled.COMPILED)]
     print(f"{len(chosen)} targets, {options.driver}, {options.seconds:g} s", flush=True)
     faults = 0
     with tempfile.TemporaryDirectory(prefix="rdmacm-fuzz-") as temporary:
         directory = Path(options.directory or temporary).resolve()
         seconds = options.seconds * options.jobs / max(len(chosen), options.jobs)
-        for outcome in run_all([targets[name] for name in chosen], options.driver, seconds, options.jobs, directory):
+        runs = [targets.get(name, name) for name in chosen]
+        for outcome in run_all(runs, options.driver, seconds, options.jobs, directory):
             print(outcome, flush=True)
             faults += len(outcome.faults)
             if options.keep:
-                kept = keep(targets[outcome.name], outcome.found())
+                if outcome.name in compiled.COMPILED:
+                    kept = compiled.keep(outcome.name, outcome.directory)
+                else:
+                    kept = keep(targets[outcome.name], outcome.found())
                 print(f"{'':16} {kept} inputs in the corpus", flush=True)
     return 1 if faults else 0
 
@@ -138,9 +157,10 @@ def run_all(targets: Iterable[Target], driver: str, seconds: float, jobs: int, d
     while waiting or running:
         while waiting and len(running) < jobs:
             target = waiting.pop(0)
-            where = directory / target.name
+            name = target if isinstance(target, str) else target.name
+            where = directory / name
             where.mkdir(parents=True, exist_ok=True)
-            running[_start(target, driver, seconds, where)] = Outcome(target.name, where), Stopwatch()
+            running[_start(target, driver, seconds, where)] = Outcome(name, where), Stopwatch()
         child, status = os.waitpid(-1, 0)
         outcome, watch = running.pop(child)
         outcome.seconds = watch.seconds
@@ -148,7 +168,7 @@ def run_all(targets: Iterable[Target], driver: str, seconds: float, jobs: int, d
         yield outcome
 
 
-def _start(target: Target, driver: str, seconds: float, directory: Path) -> int:
+def _start(target: Target | str, driver: str, seconds: float, directory: Path) -> int:
     """Fuzz a target in a child. Return its process id."""
     sys.stdout.flush()
     child = os.fork()
@@ -161,8 +181,10 @@ def _start(target: Target, driver: str, seconds: float, directory: Path) -> int:
         os.dup2(log, 2)
         os.chdir(directory)
         (directory / "corpus").mkdir(exist_ok=True)
-        fuzz = _with_atheris if driver == "atheris" else _with_hypothesis
-        status = fuzz(target, seconds, directory)
+        if isinstance(target, str):
+            status = compiled.fuzz(target, seconds, directory)
+        else:
+            status = (_with_atheris if driver == "atheris" else _with_hypothesis)(target, seconds, directory)
     except BaseException:  # the parent goes on with the next target
         traceback.print_exc()
     finally:
