@@ -32,6 +32,9 @@
                                      fuzz every decoder and engine, or some of them, for a minute or N seconds; "fuzz
                                      --help" has the other arguments.  core_engine, the compiled core without an
                                      interpreter, needs clang and libFuzzer
+    python3 dev.py coverage [ARGS...]
+                                     the lines and branches of the compiled core that tests execute; ARGS are pytest's,
+                                     by default the tests of the core and of the reliable connection
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
                                      peers (this library and others on loopback), datagrams (the same for messages
@@ -46,8 +49,8 @@
 prints a line for each part.  Those marked wallclock come last, alone, and up to twice more if they fail.  With ARGS it
 does nothing of that.  "test", "interop" and "bench" build the compiled core where there are a C
 compiler and Python.h; with RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize",
-"mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this file, when
-.venv is missing or out of date.  "core" needs a C compiler, "sanitize" and "mutants --c" gcc; the other
+"mutants", "fuzz", "coverage", "interop" and "check" install the packages they need in .venv next to this file, when
+.venv is missing or out of date.  "core" needs a C compiler, "sanitize", "mutants --c" and "coverage" gcc; the other
 commands need Python 3.11 or later and nothing else.
 """
 
@@ -437,6 +440,14 @@ def fuzz(arguments: list[str]) -> int:
     return _become([str(PYTHON), str(Path(ROOT, "tests", "fuzz", "drive.py")), *arguments], _venv_environ())
 
 
+def coverage(arguments: list[str]) -> int:
+    reason = _no_gcc()
+    if reason is not None:
+        fail("coverage " + reason)
+    environment("test")
+    return _become([str(PYTHON), str(Path(ROOT, "tests", "coverage_c.py")), *arguments], _venv_environ())
+
+
 def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
@@ -511,6 +522,7 @@ COMMANDS = {
     "mutants": mutants,
     "simulate": simulate,
     "fuzz": fuzz,
+    "coverage": coverage,
     "bench": bench,
 }
 
