@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -13,10 +14,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from rdmacm import CmId, RdmaError
+from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.core_choice import compiled
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs import (
@@ -156,6 +159,47 @@ def test_deferred_acks_are_left_to_the_thread_of_the_core(ends: tuple[End, End])
         one.send(b"hello")
         other.completions()
     assert mux.deferrals == before
+
+
+def test_signals_are_for_the_threads_of_the_application(ends: tuple[End, End]) -> None:
+    assert ends[0].wire.core_wire is not None
+    assert ends[0].wire.core_wire.is_served
+    own = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    lines = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    blocked = [int(line.split("SigBlk:")[1].split()[0], 16) for line in lines]
+    usual = sum(1 << number - 1 for number in own)
+    assert not usual
+    is_all = [mask >> signal.SIGTERM - 1 & mask >> signal.SIGINT - 1 & 1 for mask in blocked]
+    assert sum(is_all) == 1, "of the thread that serves peers"
+
+
+def test_route_without_trains_is_tried_once(ends: tuple[End, End]) -> None:
+    client, server = ends
+    sock = client.wire._out.sockets[False]
+    assert sock is not None
+    sock.setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK: the kernel refuses trains without UDP checksums
+    server.receive(31)
+    before = client.wire.counters["trains_cut"]
+    for number in range(2):
+        texts = [b"%02d" % number * 8 for _ in range(16)]
+        client.qp.post_send([SendWR(n, WROpcode.SEND, [text], SIGNALED | INLINE) for n, text in enumerate(texts)])
+        assert [wc[1] for wc in server.completions(16)] == [WCStatus.SUCCESS] * 16
+        client.completions(16, of_sends=True)
+    assert client.wire.counters["trains_cut"] == before + 1
+
+
+def test_strays_alone_are_counted(ends: tuple[End, End]) -> None:
+    client, _ = ends
+    before = client.wire.counters["short"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"too short", ("127.0.0.1", ROCE_PORT))
+
+    def is_counted() -> bool:
+        assert client.cmid.recv_cq is not None
+        client.cmid.recv_cq.poll(1)
+        return client.wire.counters["short"] == before + 1
+
+    eventually(is_counted, "it is not counted")
 
 
 def test_ipv6() -> None:

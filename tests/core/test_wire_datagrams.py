@@ -325,16 +325,18 @@ def test_what_is_dropped_is_counted(ends: Ends) -> None:
     right.receive(1, 44)
     left.qp.post_send([ends.wr(n, data, INLINE) for n, data in enumerate((b"five5", b"four", b"none", b"nope"))])
     left.qp.post_send(ends.wr(1, b"bad!", INLINE, remote_qkey=QKEY + 1))
+    with_imm = {"opcode": WROpcode.SEND_WITH_IMM, "imm_data": 5}
+    left.qp.post_send(ends.wr(1, b"bad!", INLINE, remote_qkey=QKEY + 1, **with_imm))
     (wc,) = right.completions(1)
     assert (wc.byte_len, right.message(0, 4)) == (44, b"four")
-    reasons = {"dropped_short_receive": 1, "dropped_no_receive": 2, "dropped_qkey": 1}
+    reasons = {"dropped_short_receive": 1, "dropped_no_receive": 2, "dropped_qkey": 2}
 
     def counted() -> bool:
         assert not right.cq.poll(1)
         return {name: dropped(right).get(name, 0) - before.get(name, 0) for name in reasons} == reasons
 
     eventually(counted, "not all are counted")
-    assert right.backend._mux.dropped["packet"] == packets + 2
+    assert right.backend._mux.dropped["packet"] == packets + 3
     assert right.backend._engine is not None
     assert right.backend._engine.core_receives, "the receives are still the core's"
     assert left.taken > taken

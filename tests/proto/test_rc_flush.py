@@ -123,6 +123,13 @@ def test_completions_name_the_operation_and_its_bytes(ipv6: bool) -> None:
     assert pair.done[1] == []
 
 
+@for_each("placement, needed", [(GLOBAL, AccessFlag.FLUSH_GLOBAL), (PERSISTENT, AccessFlag.FLUSH_PERSISTENT)])
+def test_each_placement_needs_its_permission_and_no_other(placement: int, needed: AccessFlag) -> None:
+    for access in (AccessFlag.FLUSH_GLOBAL, AccessFlag.FLUSH_PERSISTENT):
+        engine = receiver(Region(access=access), access=access)
+        assert give(engine, packet(FLUSH, feth(placement) + reth(8))) == (access is needed)
+
+
 # -- resources and order --------------------------------------------------------------------------------------
 
 
