@@ -164,13 +164,10 @@ def test_deferred_acks_are_left_to_the_thread_of_the_core(ends: tuple[End, End])
 def test_signals_are_for_the_threads_of_the_application(ends: tuple[End, End]) -> None:
     assert ends[0].wire.core_wire is not None
     assert ends[0].wire.core_wire.is_served
-    own = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    lines = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
-    blocked = [int(line.split("SigBlk:")[1].split()[0], 16) for line in lines]
-    usual = sum(1 << number - 1 for number in own)
-    assert not usual
-    is_all = [mask >> signal.SIGTERM - 1 & mask >> signal.SIGINT - 1 & 1 for mask in blocked]
-    assert sum(is_all) == 1, "of the thread that serves peers"
+    masks = [path.read_text().split("SigBlk:")[1].split()[0] for path in Path("/proc/self/task").glob("*/status")]
+    wanted = 1 << signal.SIGTERM - 1 | 1 << signal.SIGINT - 1
+    assert any(int(mask, 16) & wanted == wanted for mask in masks), "the thread that serves peers takes none"
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_route_without_trains_is_tried_once(ends: tuple[End, End]) -> None:
@@ -190,6 +187,9 @@ def test_route_without_trains_is_tried_once(ends: tuple[End, End]) -> None:
 
 def test_strays_alone_are_counted(ends: tuple[End, End]) -> None:
     client, _ = ends
+    context = client.cmid.verbs
+    assert context is not None
+    context.query_counters()  # takes what was refused before
     before = client.wire.counters["short"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.sendto(b"too short", ("127.0.0.1", ROCE_PORT))
@@ -197,6 +197,7 @@ def test_strays_alone_are_counted(ends: tuple[End, End]) -> None:
     def is_counted() -> bool:
         assert client.cmid.recv_cq is not None
         client.cmid.recv_cq.poll(1)
+        context.query_counters()
         return client.wire.counters["short"] == before + 1
 
     eventually(is_counted, "it is not counted")
