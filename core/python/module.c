@@ -120,12 +120,8 @@ static PyMethodDef module_methods[] = {
      "icrc_solve(base, is_ipv6, packet, guess): the IPv4 identification, -1 for a damaged packet."},
     {"configure_wc", configure_wc, METH_VARARGS,
      "configure_wc(WC, statuses, opcodes of sends, RECV, RECV_RDMA_WITH_IMM): what completions are made of."},
-    {"configure_works", configure_works, METH_VARARGS,
-     "configure_works(make_recv, UnsignaledWrId): what requests that come back are made of."},
     {"configure_requests", configure_requests, METH_VARARGS,
-     "configure_requests(SendWR, RecvWR, SGE, MR): the classes of requests that are posted directly."},
-    {"configure_datagrams", configure_datagrams, METH_VARARGS,
-     "configure_datagrams(AH): the class of address handles."},
+     "configure_requests(SendWR, RecvWR, SGE, MR, AH, UnsignaledWrId): the classes of requests."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -141,6 +141,8 @@ void acknowledge(Wire *self);
 extern PyTypeObject *regions_type, *connected_type, *ud_engine_type, *route_type, *shared_type, *domain_type;
 /* The members of WCStatus, by value. */
 extern PyObject *wc_statuses;
+/* The class of address handles. */
+extern PyObject *ah_class;
 /* The class of the wr_id of a request without a completion. */
 extern PyObject *unsignaled_class;
 
@@ -164,8 +166,6 @@ static inline PyObject *owner_of(const void *pin) { return ((const struct pin *)
 bool pin_bind(struct pin *pin, PyObject *work, struct rdmacm_send *send);
 /* A view of part of a region's memory. */
 PyObject *view_of_region(const struct pin *region, const uint8_t *data, uint64_t length);
-/* The RecvWork of a receive: a new reference. */
-PyObject *work_of_recv(const struct rdmacm_recv *recv);
 
 /* The methods of Regions for memory windows. `qp` stands for a queue pair. */
 #define WINDOW_METHODS                                                                                                 \
@@ -386,8 +386,6 @@ bool ud_init(PyObject *module);
 bool datagrams_init(PyObject *module);
 /* What completions and requests are made of. */
 PyObject *configure_wc(PyObject *module, PyObject *args);
-PyObject *configure_works(PyObject *module, PyObject *args);
 PyObject *configure_requests(PyObject *module, PyObject *args);
-PyObject *configure_datagrams(PyObject *module, PyObject *args);
 
 #endif

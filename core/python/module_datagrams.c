@@ -16,7 +16,7 @@ typedef struct {
 
 static PyTypeObject *addresses_type;
 /* That of address handles. */
-static PyObject *ah_class;
+PyObject *ah_class;
 
 /* -- requests -------------------------------------------------------------------------------------------------------- */
 
@@ -230,10 +230,6 @@ static PyType_Slot datagrams_slots[] = {
     SLOT(tp_methods, datagrams_methods),
     {0, NULL},
 };
-
-PyObject *configure_datagrams(PyObject *Py_UNUSED(module), PyObject *args) {
-    return set_objects(args, 1, &ah_class);
-}
 
 bool datagrams_init(PyObject *module) {
     addresses_type = ADD_TYPE(module, Addresses, 0, addresses_slots);

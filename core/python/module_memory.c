@@ -9,8 +9,6 @@
 
 PyTypeObject *regions_type;
 PyObject *unsignaled_class;
-/* How to make what the engine has of a request that was posted directly. */
-static PyObject *make_recv_work;
 
 /* -- pins ------------------------------------------------------------------------------------------------------------ */
 
@@ -129,8 +127,8 @@ PyObject *wr_id_of(const struct pin *pin) {
     return pin->owner ? PyObject_GetAttr(pin->owner, names.wr_id) : Py_XNewRef(pin->wr_id);
 }
 
-/* A view of part of a buffer. */
-static PyObject *part_of(const Py_buffer *view, const uint8_t *data, uint64_t length) {
+PyObject *view_of_region(const struct pin *region, const uint8_t *data, uint64_t length) {
+    const Py_buffer *view = &region->holds[0].view;
     PyObject *whole = PyMemoryView_FromObject(view->obj);
     if (!whole)
         return NULL;
@@ -138,54 +136,6 @@ static PyObject *part_of(const Py_buffer *view, const uint8_t *data, uint64_t le
     PyObject *part = PySequence_GetSlice(whole, at, at + (Py_ssize_t)length);
     Py_DECREF(whole);
     return part;
-}
-
-PyObject *view_of_region(const struct pin *region, const uint8_t *data, uint64_t length) {
-    return part_of(&region->holds[0].view, data, length);
-}
-
-/* The view of an element. */
-static PyObject *segment_of(const struct pin *pin, size_t index) {
-    const struct rdmacm_element *element = &pin->elements[index];
-    const struct hold *hold = &pin->holds[index];
-    return part_of(hold->region ? &hold->region->holds[0].view : &hold->view, element->data, element->length);
-}
-
-/* Its memory as the engine in Python has it: a tuple of views. */
-static PyObject *segments_of(const struct pin *pin) {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list && i < pin->memory.count; i++)
-        append(&list, segment_of(pin, i));
-    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
-    Py_XDECREF(list);
-    return tuple;
-}
-
-/* The segments of a receive whose memory cannot be accessed. */
-static PyObject *inaccessible(void) {
-    static char nothing;
-    PyObject *view = PyMemoryView_FromMemory(&nothing, 0, PyBUF_READ);
-    PyObject *released = view ? PyObject_CallMethod(view, "release", NULL) : NULL;
-    PyObject *segments = released ? PyTuple_Pack(1, view) : NULL;
-    Py_XDECREF(released);
-    Py_XDECREF(view);
-    return segments;
-}
-
-PyObject *work_of_recv(const struct rdmacm_recv *recv) {
-    const struct pin *pin = recv->pin;
-    bool was_changed = recv->memory.is_inaccessible && !pin->memory.is_inaccessible;
-    if (pin->owner && !was_changed)
-        return Py_NewRef(pin->owner);
-    PyObject *segments = was_changed ? inaccessible() : segments_of(pin), *keys = PyList_New(0);
-    for (size_t i = 0; keys && i < recv->memory.count; i++)
-        append(&keys, PyLong_FromUnsignedLong(pin->elements[i].lkey));
-    PyObject *wr_id = segments && keys ? wr_id_of(pin) : NULL;
-    PyObject *work = wr_id ? PyObject_CallFunction(make_recv_work, "OOO", wr_id, segments, keys) : NULL;
-    Py_XDECREF(wr_id);
-    Py_XDECREF(segments);
-    Py_XDECREF(keys);
-    return work;
 }
 
 /* -- regions --------------------------------------------------------------------------------------------------------- */
@@ -307,10 +257,6 @@ static PyType_Slot regions_slots[] = {
     SLOT(sq_length, regions_length),
     {0, NULL},
 };
-
-PyObject *configure_works(PyObject *Py_UNUSED(module), PyObject *args) {
-    return set_objects(args, 2, &make_recv_work, &unsignaled_class);
-}
 
 bool memory_init(PyObject *module) {
     regions_type = ADD_TYPE(module, Regions, Py_TPFLAGS_HAVE_GC, regions_slots);

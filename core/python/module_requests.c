@@ -225,5 +225,5 @@ PyObject *rest_of(PyObject *requests, Py_ssize_t done) {
 }
 
 PyObject *configure_requests(PyObject *Py_UNUSED(module), PyObject *args) {
-    return set_objects(args, 4, &send_wr_class, &recv_wr_class, &sge_class, &mr_class);
+    return set_objects(args, 6, &send_wr_class, &recv_wr_class, &sge_class, &mr_class, &ah_class, &unsignaled_class);
 }

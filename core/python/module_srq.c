@@ -113,36 +113,7 @@ static PyObject *shared_post_work(SharedReceives *self, PyObject *work) {
     return pin ? PyBool_FromLong(queue_pin(self, pin)) : NULL;
 }
 
-/* -- taking ---------------------------------------------------------------------------------------------------------- */
-
-/* The RecvWork of a receive, whose pin is dropped; None if there is none. */
-static PyObject *end_recv(bool has_any, const struct rdmacm_recv *recv) {
-    if (!has_any)
-        Py_RETURN_NONE;
-    PyObject *work = work_of_recv(recv);
-    drop_pin(recv->pin);
-    return work;
-}
-
-static PyObject *shared_take(SharedReceives *self, PyObject *Py_UNUSED(ignored)) {
-    struct rdmacm_recv recv;
-    enter_core();
-    bool has_any = rdmacm_srq_take(&self->srq, &recv);
-    rdmacm_leave();
-    return end_recv(has_any, &recv);
-}
-
-static PyObject *get_first(SharedReceives *self, void *Py_UNUSED(closure)) {
-    struct rdmacm_recv recv;
-    enter_core();
-    bool has_any = self->srq.recvs_count;
-    if (has_any) {
-        recv = *RDMACM_RING_AT(&self->srq, recvs, 0);
-        ((struct pin *)recv.pin)->uses++; /* it may be taken and complete meanwhile */
-    }
-    rdmacm_leave();
-    return end_recv(has_any, &recv);
-}
+/* -- what was taken -------------------------------------------------------------------------------------------------- */
 
 static PyObject *shared_take_limit_reached(SharedReceives *self, PyObject *Py_UNUSED(ignored)) {
     enter_core();
@@ -210,7 +181,6 @@ static Py_ssize_t shared_length(SharedReceives *self) {
 static PyGetSetDef shared_getset[] = {
     {"max_wr", (getter)get_max_wr, (setter)set_max_wr, NULL, NULL},
     {"limit", (getter)get_limit, (setter)set_limit, NULL, NULL},
-    {"first", (getter)get_first, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -218,7 +188,6 @@ static PyMethodDef shared_methods[] = {
     {"post", (PyCFunction)shared_post, METH_O,
      "post(requests): queue a RecvWR or a list of them; what is left to Python, None: nothing."},
     {"post_work", (PyCFunction)shared_post_work, METH_O, "post_work(work): queue a RecvWork; False without room."},
-    {"take", (PyCFunction)shared_take, METH_NOARGS, "The oldest receive, a RecvWork, or None: for a message."},
     {"take_limit_reached", (PyCFunction)shared_take_limit_reached, METH_NOARGS,
      "Whether the limit was reached since the last call."},
     {"look_up_again", (PyCFunction)shared_look_up_again, METH_O,

@@ -10,7 +10,7 @@ import os
 import random
 import struct
 from dataclasses import fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, cast
 
 import pytest
 
@@ -31,9 +31,6 @@ from support.compiled import compare
 from support.examples import EXAMPLES
 from support.rc import ALL, BASE, ENGINES, connect, flows
 from support.rows import for_each
-
-if TYPE_CHECKING:
-    from rdmacm.proto._core import SharedReceives
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
 
@@ -137,7 +134,7 @@ class Run:
     def make_memory(self) -> tuple[Memory, ...]:
         return tuple(Memory(index, self.size, with_core=self.with_core) for index in range(2))
 
-    def make_queues(self) -> tuple[SharedReceives | PythonReceives | None, ...]:
+    def make_queues(self) -> tuple[PythonReceives | None, ...]:
         """The shared receive queues of the ends, which may be one; None: an end has receives of its own."""
         one, other = (self.shared(with_core=self.with_core) for _ in range(2))
         return self.random.choice(((None, None), (None, None), (one, None), (one, other), (one, one)))
@@ -147,12 +144,11 @@ class Run:
         engine = ENGINES["c" if self.with_core else "python"]
         return engine(index + 1, self.memory[index], self.queues[index], self.counters[index])
 
-    def shared(self, *, with_core: bool) -> SharedReceives | PythonReceives:
+    def shared(self, *, with_core: bool) -> PythonReceives:
         if not with_core:
             return PythonReceives(48)
         assert compiled is not None
-        queue: SharedReceives = compiled.SharedReceives(48, 32, compiled.Regions(), self, None)
-        return queue
+        return cast("PythonReceives", compiled.SharedReceives(48, 32, compiled.Regions(), self, None))
 
     def receive(self, end: RcEngine, work: RecvWork) -> None:
         queue = self.queues[end.qp_num - 1]
@@ -167,9 +163,7 @@ class Run:
             if queue is not None:
                 if self.random.random() < 0.1:
                     queue.limit = self.random.choice((0, 2, 20, 48))
-                first = queue.first
-                number = None if first is None else first.wr_id
-                self.observed.append((len(queue), queue.limit, queue.take_limit_reached(), number))
+                self.observed.append((len(queue), queue.limit, queue.take_limit_reached()))
 
     def often(self, chance: float) -> bool:
         """Whether a fault comes."""

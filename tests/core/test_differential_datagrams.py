@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import struct
-from typing import TYPE_CHECKING
+from typing import cast
 
 import pytest
 
@@ -28,9 +28,6 @@ from support.examples import EXAMPLES
 from support.rc import Region
 from support.rows import for_each
 from support.ud import ENGINES
-
-if TYPE_CHECKING:
-    from rdmacm.proto._core import SharedReceives
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
 
@@ -70,12 +67,11 @@ class Run:
             end.qkey, end.max_payload = QKEY, MTU
             end.ready_to_send(self.random.choice((5, 0xFFFFF0)))
 
-    def shared(self, *, with_core: bool) -> SharedReceives | PythonReceives:
+    def shared(self, *, with_core: bool) -> PythonReceives:
         if not with_core:
             return PythonReceives(48)
         assert compiled is not None
-        queue: SharedReceives = compiled.SharedReceives(48, 32, compiled.Regions(), self, None)
-        return queue
+        return cast("PythonReceives", compiled.SharedReceives(48, 32, compiled.Regions(), self, None))
 
     def receive(self, end: UdEngine[int], work: RecvWork) -> None:
         queue = self.queues[end.qp_num - 1]
@@ -90,9 +86,7 @@ class Run:
             if queue is not None:
                 if self.random.random() < 0.1:
                     queue.limit = self.random.choice((0, 2, 20, 48))
-                first = queue.first
-                number = None if first is None else first.wr_id
-                self.observed.append((len(queue), queue.limit, queue.take_limit_reached(), number))
+                self.observed.append((len(queue), queue.limit, queue.take_limit_reached()))
 
     def often(self, chance: float) -> bool:
         """Whether a fault comes."""

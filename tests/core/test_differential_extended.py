@@ -25,7 +25,7 @@ from support.examples import EXAMPLES
 from support.rows import for_each
 
 if TYPE_CHECKING:
-    from rdmacm.proto._core import SharedReceives, XrcDomain
+    from rdmacm.proto._core import XrcDomain
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
 
@@ -45,7 +45,7 @@ class ExtendedRun(Run):
         first, second = (Memory(index, self.size, with_core=self.with_core) for index in range(2))
         return first, second, Memory(2, self.size, with_core=self.with_core, table=second.table)
 
-    def make_queues(self) -> tuple[SharedReceives | PythonReceives | None, ...]:
+    def make_queues(self) -> tuple[PythonReceives | None, ...]:
         self.domain: XrcDomain | None = None
         self.open = dict(zip(NUMBERS, self.memory[1:], strict=True))
         if not self.with_core:

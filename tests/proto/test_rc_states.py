@@ -145,8 +145,6 @@ def test_receives_come_from_the_shared_receive_queue() -> None:
     engine.flush()
     assert statuses(engine.completions()) == [(0, "SUCCESS"), (1, "SUCCESS"), (2, "WR_FLUSH_ERR")]
     assert len(queue) == 1, "unused receives stay in the shared queue"
-    assert queue.first is not None
-    assert queue.first.wr_id == 3
 
 
 def test_sqd_finishes_the_message_in_progress() -> None:

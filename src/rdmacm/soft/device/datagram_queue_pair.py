@@ -53,10 +53,6 @@ _NO_IP_FIELDS = IpFields()
 _MAX_FLOWS = 256
 
 
-if compiled is not None:
-    compiled.configure_datagrams(AH)
-
-
 def _scope_of(source: SocketAddress, destination: bytes) -> int:
     """The interface index of a sender to a link-local address; else 0."""
     return source[3] if len(source) == 4 and is_link_local(destination) else 0

@@ -12,9 +12,10 @@ from rdmacm.enums import WROpcode
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
-from rdmacm.proto.work import RecvWork, SendWork
+from rdmacm.proto.work import SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW
+from rdmacm.verbs.ah import AH
 from rdmacm.verbs.buffers import Buffer, byte_view, bytes_at
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -95,14 +96,8 @@ def _inline_copy(elements: Sequence[SGE | Buffer], table: MemoryTable, pd: objec
     return (memoryview(b"".join(parts)),)
 
 
-def recv_again(wr_id: int, segments: Sequence[memoryview], lkeys: Sequence[int]) -> RecvWork:
-    """The engine's receive of one that the compiled core has made of the user's by itself."""
-    return RecvWork(wr_id, segments, lkeys)
-
-
 if compiled is not None:
-    compiled.configure_works(recv_again, UnsignaledWrId)
-    compiled.configure_requests(SendWR, RecvWR, SGE, MR)
+    compiled.configure_requests(SendWR, RecvWR, SGE, MR, AH, UnsignaledWrId)
 
 
 def _bind(wr: SendWR) -> Bind:

@@ -109,10 +109,12 @@ class SoftSRQ:
     @property
     def first(self) -> RecvWork | None:
         """The receive that :meth:`take` takes."""
+        assert isinstance(self._receives, PythonReceives)
         return self._receives.first
 
     def take(self) -> RecvWork | None:
-        """Take the next receive, for a queue pair that has a message; None if the queue is empty."""
+        """Take the next receive, for an engine in Python that has a message; None if the queue is empty."""
+        assert isinstance(self._receives, PythonReceives)
         taken = self._receives.take()
         self.see_limit()
         return taken
