@@ -252,6 +252,8 @@ class Mutant:
     #: As shown to people: relative to the root.
     file: str
     line: int
+    #: Another one for each.
+    name: str
     text: str
     edit: Edit
     ran: int = 0
@@ -267,12 +269,12 @@ def all_mutants(root: Path) -> list[Mutant]:
     mutants = []
     for path in sorted(path for pattern in SOURCES for path in root.glob(pattern)):
         source = path.read_text()
-        for edit in edits_of(source):
+        for number, edit in enumerate(edits_of(source)):
             line = source.count("\n", 0, edit.start) + 1
             beginning, end = source.rfind("\n", 0, edit.start) + 1, source.find("\n", edit.end)
             around = source[beginning : edit.start] + "{" + source[edit.start : edit.end]
             text = " ".join(f"{around} -> {edit.new}}}{source[edit.end : end]}".split())
-            mutants.append(Mutant(path, str(path.relative_to(root)), line, text, edit))
+            mutants.append(Mutant(path, str(path.relative_to(root)), line, f"{path.stem}-{number}", text, edit))
     return mutants
 
 
@@ -364,10 +366,9 @@ def examine(
             mutant = mutants.pop(0)
         else:
             return None
-        label = f"{mutant.path.stem}-{mutant.edit.start}-{mutant.edit.end}-{mutant.edit.new}".replace("/", "%")
-        place = build.directory / label
+        place = build.directory / mutant.name
         chosen = tests.stage(mutant)
-        running[label] = mutant
+        running[mutant.name] = mutant
 
         def plugins(pipe: int) -> list[Any]:
             if not mutant.stage:
@@ -375,13 +376,15 @@ def examine(
             build.use(place)
             return [Reporter(chosen, pipe)]
 
-        return Run(label, ["-x", *sorted({name.partition("::")[0] for name in chosen})], plugins)
+        return Run(mutant.name, ["-x", *sorted({name.partition("::")[0] for name in chosen})], plugins)
 
     def finished(run: Run, status: int | None) -> None:
         mutant = running.pop(run.label)
         mutant.ran += run.started
         if run.failed in _LEFT_OUT:
             left_out[run.failed] += 1
+        elif (run.failed or "").startswith(("CalledProcessError", "OSError", "FileExistsError")):
+            raise RuntimeError(run.failed)  # of this program, not of the mutant
         elif status is None:
             mutant.killed_by = "no end: " + run.current
         elif status not in (0, 5):
