@@ -15,25 +15,6 @@ from typing import NamedTuple, Self, TypeAlias
 
 from rdmacm.constants import AddressFamily
 
-__all__ = [
-    "AF_IB",
-    "ALL_BITS_64",
-    "DEFAULT_PKEY",
-    "Address",
-    "Gid",
-    "InetAddr",
-    "SockAddr",
-    "SockAddrIB",
-    "format_address",
-    "is_link_local",
-    "is_loopback_host",
-    "is_multicast",
-    "lookup_address",
-    "parse_address",
-    "service_id",
-    "service_id_mask",
-]
-
 AF_IB = int(AddressFamily.IB)
 
 #: The mask of an exact service id, and of a 64-bit operand.

@@ -20,22 +20,6 @@ from enum import Enum
 from rdmacm.enums import AccessFlag
 from rdmacm.errors import RdmaError, cm_error
 
-__all__ = [
-    "DEVICE",
-    "INFINIBAND",
-    "KERNEL",
-    "KERNEL_WITHOUT_LIBRARY",
-    "NO",
-    "NOWHERE",
-    "PROVIDERS",
-    "RARE_ACCESS",
-    "SOFT",
-    "YES",
-    "Capabilities",
-    "Feature",
-    "absent",
-]
-
 #: The answers of :meth:`Capabilities.support`.
 YES, NO, DEVICE = "yes", "no", "device"
 

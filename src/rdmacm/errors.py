@@ -27,25 +27,6 @@ from rdmacm.constants import EAI
 if TYPE_CHECKING:
     from rdmacm.explanation import Explanation
 
-__all__ = [
-    "CmDisconnectedError",
-    "CmPermissionError",
-    "CmRefusedError",
-    "CmRejectedError",
-    "CmStateError",
-    "CmTimeoutError",
-    "CmWouldBlockError",
-    "Failure",
-    "GaiError",
-    "RdmaError",
-    "check_timeout",
-    "cm_error",
-    "errno_name",
-    "gai_name",
-    "gai_strerror",
-    "printable",
-]
-
 
 def printable(text: str) -> str:
     """``text`` on one line, with backslash escapes for unprintable characters, which a peer's name may contain."""

@@ -79,8 +79,10 @@ def run(port: int) -> dict[str, object]:
         for which, code in errors:
             script.script_error(which, getattr(errno, code))
         script.script_change(change)
+        scripted = script.script_left()
         client.write(size)
-        left = script.script_left()
+        while (left := script.script_left()) == scripted > 0:  # another thread was inside the call that read the answer
+            client.write(size)
         script.script_trains()
         client.write(SIZE)
         has_trains = script.script_trains() > 0

@@ -21,19 +21,6 @@ from rdmacm.constants import EAI, PortSpace
 from rdmacm.errors import GaiError, errno_name, gai_strerror
 from rdmacm.verbs.enums import QPType
 
-__all__ = [
-    "NUMBER",
-    "PORT_SPACES",
-    "QP_TYPES",
-    "STREAM_QP_TYPES",
-    "check_hints",
-    "check_types",
-    "family_of",
-    "family_error",
-    "gai_error",
-    "resolver_error",
-]
-
 #: A number as strtoul(3), and so getaddrinfo(3), reads it.
 NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
 

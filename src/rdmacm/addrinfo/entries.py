@@ -27,16 +27,6 @@ from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.sa.restriction import describe
 from rdmacm.provider import Provider, RouteChoice
 
-__all__ = [
-    "all_that_fit",
-    "entry_from_hints",
-    "entry_from_name",
-    "has_own_end",
-    "restricted",
-    "route_of",
-    "with_choice",
-]
-
 T = TypeVar("T")
 
 _and = int.__and__  # of two ints: the operator of RaiFlag takes 1 µs

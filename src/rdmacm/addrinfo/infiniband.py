@@ -29,8 +29,6 @@ from rdmacm.verbs.enums import LinkLayer, PortState
 if TYPE_CHECKING:
     from rdmacm.proto.acm import AcmReply
 
-__all__ = ["active_gids", "lacks_path", "with_paths"]
-
 #: The GIDs at which paths can begin: device name and GID table entry of each.
 _LocalGids: TypeAlias = dict[Gid, tuple[str, GidEntry]]
 

@@ -14,22 +14,6 @@ from rdmacm.constants import RaiFlag
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.sa import PathData, PathRecord
 
-__all__ = [
-    "NO_FLAGS",
-    "NO_HINTS",
-    "RAI_DNS",
-    "RAI_FAMILY",
-    "RAI_NOROUTE",
-    "RAI_NUMERICHOST",
-    "RAI_PASSIVE",
-    "RAI_SA",
-    "AddrInfo",
-    "HintFields",
-    "check_route",
-    "make_hints",
-    "sockaddr",
-]
-
 # Plain ints, for the reason given in rdmacm.proto.plainints.
 RAI_PASSIVE = int(RaiFlag.PASSIVE)
 RAI_NUMERICHOST = int(RaiFlag.NUMERICHOST)

@@ -32,8 +32,6 @@ from rdmacm.resolution import acm
 if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
 
-__all__ = ["from_services", "getaddrinfo", "needs_lookup"]
-
 
 def getaddrinfo(
     node: str | None = None,

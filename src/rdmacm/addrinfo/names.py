@@ -14,8 +14,6 @@ from rdmacm.addrinfo.info import RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, AddrI
 from rdmacm.constants import EAI, PortSpace
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["NamedAddress", "Resolver", "is_numeric", "qp_type_and_port_space", "resolve_name", "resolve_service"]
-
 #: One result of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
 ResolverResult: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
 

@@ -13,8 +13,6 @@ from rdmacm.errors import cm_error
 from rdmacm.interrupts.handlers import checkpoint
 from rdmacm.interrupts.protection import hold_during_fork
 
-__all__ = ["ACK_LOCK", "EventOwner", "wait_acked", "waiters", "wake_waiters"]
-
 #: Seconds after which a wait is interrupted at the latest. A condition itself must not be: it would lose its lock.
 _LATENCY = 0.05
 

@@ -17,8 +17,6 @@ from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["Connecting"]
-
 #: The exclusive limits of fields: queue pair number and Q_Key have so many bits in a message, retry counts 8 in C.
 _LIMITS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
 _DEFAULT_PARAM = ConnParam()

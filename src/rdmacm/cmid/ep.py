@@ -14,8 +14,6 @@ from rdmacm.verbs.enums import QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.qp import QPInitAttr
 
-__all__ = ["create_ep"]
-
 #: How long the address and the route may take each.
 _TIMEOUT_MS = 2000
 

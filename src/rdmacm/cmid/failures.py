@@ -9,8 +9,6 @@ from rdmacm.errors import CmRejectedError, RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 
-__all__ = ["STEPS", "error_of"]
-
 #: The events whose status says that the peer has no listener for the service id.
 _NO_LISTENER = {
     (CmEventType.REJECTED, RejectReason.INVALID_SERVICE_ID),

@@ -39,8 +39,6 @@ from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
-
 _FETCH_HINT = ", or fetch it in a with statement"
 
 

@@ -15,8 +15,6 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.interrupts.protection import renew_in_child
 
-__all__ = ["AddrinfoOutcome", "NameLookup", "NameLookups"]
-
 #: The most threads of one channel, and so the most name servers it waits for at a time.
 _MAX_THREADS = 8
 

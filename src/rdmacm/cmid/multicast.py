@@ -15,8 +15,6 @@ from rdmacm.provider.multicast import MulticastBackend
 if TYPE_CHECKING:
     from rdmacm.verbs.qp import QP
 
-__all__ = ["GroupMembership", "Groups"]
-
 
 class GroupMembership(EventOwner):
     """One join of a group; implements :class:`rdmacm.provider.multicast.GroupJoin`."""

@@ -21,8 +21,6 @@ from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from rdmacm.verbs.xrcd import XRCD
 
-__all__ = ["Queues"]
-
 _SEND, _READ, _WRITE = WROpcode.SEND, WROpcode.RDMA_READ, WROpcode.RDMA_WRITE
 
 

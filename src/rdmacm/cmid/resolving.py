@@ -18,8 +18,6 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.provider.cmstate import State
 from rdmacm.verbs.device import Context
 
-__all__ = ["Resolving", "Route"]
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -11,8 +11,6 @@ from rdmacm.provider import Provider, ServiceBackend, ServiceDone
 if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
 
-__all__ = ["Service", "register", "wait_for"]
-
 T = TypeVar("T")
 
 

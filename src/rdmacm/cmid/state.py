@@ -26,8 +26,6 @@ from rdmacm.verbs.pd import PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
 
-__all__ = ["Channel", "FetchedEvent", "IdState"]
-
 
 class FetchedEvent(Protocol):
     """What an id asks of an event; :class:`rdmacm.CmEvent` is it."""

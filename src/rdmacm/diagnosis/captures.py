@@ -26,8 +26,6 @@ from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.wire import Buffer, WireError
 from rdmacm.provider import Provider, Tapped, get_provider
 
-__all__ = ["Capture", "capture"]
-
 #: Bounded, because peers choose the ports that distinguish flows.
 _flow = lru_cache(maxsize=256)(Icrc)
 

@@ -17,8 +17,6 @@ from rdmacm.provider.choice import choose
 from rdmacm.provider.counters import Counters
 from rdmacm.verbs.device import Device
 
-__all__ = ["devices", "explain", "query_counters", "resolve"]
-
 
 def devices(provider: str | Provider | None = None) -> list[Device]:
     """Return all RDMA devices of the host, as rdma_get_devices(3)."""

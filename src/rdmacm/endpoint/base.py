@@ -15,8 +15,6 @@ from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.pd import PD
 
-__all__ = ["ConnectionBase", "ListenerBase", "RequestBase"]
-
 
 class ConnectionBase:
     """Properties of a connection, and memory registration."""

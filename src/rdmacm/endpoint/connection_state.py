@@ -35,8 +35,6 @@ from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import SendWR
 
-__all__ = ["ConnectionState", "ConnectionOptions", "Message"]
-
 #: The wr_id of the first send work request. Smaller ones are indexes of receive buffers.
 _FIRST_SEND_WR_ID = 1 << 32
 #: Completions processed by one :meth:`ConnectionState.poll`.

@@ -20,8 +20,6 @@ from rdmacm.errors import CmWouldBlockError, check_timeout, cm_error
 from rdmacm.progress.containment import InternalErrors
 from rdmacm.provider import Provider
 
-__all__ = ["CompletionSource", "Dispatcher", "Expired", "Observable", "Routine", "Wait", "run"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ import errno
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.verbs.enums import WCStatus
 
-__all__ = ["completion_error", "status_text"]
-
 #: Status: (errno, message, hint). Statuses as in ibv_poll_cq(3).
 _FAILURES: dict[WCStatus, tuple[int, str, str | None]] = {
     WCStatus.LOC_LEN_ERR: (errno.EMSGSIZE, "longer than the device or the buffer allows", None),

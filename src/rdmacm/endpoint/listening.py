@@ -23,8 +23,6 @@ from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 
-__all__ = ["IncomingRequest", "ListenAddress", "ListenerState", "listening_hosts"]
-
 #: What :func:`rdmacm.listen` accepts as an address.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 

@@ -12,8 +12,6 @@ from typing import Self
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.pd import MR
 
-__all__ = ["Region", "RemoteRegion"]
-
 _LAYOUT = struct.Struct("!QII")
 
 

@@ -25,8 +25,6 @@ from rdmacm.explanation import Step
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["Target", "connect_routine", "hosts_of"]
-
 #: What :func:`rdmacm.connect` accepts as an address.
 Target: TypeAlias = "SockAddr | AddrInfo | Sequence[AddrInfo]"
 

@@ -11,8 +11,6 @@ from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP
 from rdmacm.verbs.wr import RecvWR
 
-__all__ = ["ReceiveBuffers"]
-
 #: Where registered memory is locked, a connection registers buffers of this many bytes first, but at least so many
 #: buffers.
 _FIRST_BYTES = 256 << 10

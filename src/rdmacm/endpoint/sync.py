@@ -22,8 +22,6 @@ from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import WROpcode
 from rdmacm.verbs.pd import PD
 
-__all__ = ["Connection", "Listener", "Request", "connect", "listen"]
-
 T = TypeVar("T")
 
 

@@ -32,8 +32,6 @@ from rdmacm.proto.sa.subnet import (
 )
 from rdmacm.proto.wire import WireError
 
-__all__ = ["SaQuery", "Records", "SaAccess"]
-
 T = TypeVar("T")
 #: The records that have a component mask.
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)

@@ -30,8 +30,6 @@ from rdmacm.proto.mad import DATA_SIZE, HEADER_SIZE, MAD_SIZE, Mad, MadAddress, 
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["DEFAULT_BASE", "IbsimTransport"]
-
 #: ibsim's default for IBSIM_SOCKNAME.
 DEFAULT_BASE = "sim"
 

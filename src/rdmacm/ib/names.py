@@ -18,8 +18,6 @@ from rdmacm.errors import RdmaError, cm_error
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["ENVIRONMENT_VARIABLE", "port_names_in", "transport_of"]
-
 #: The environment variable with the names of the InfiniBand ports to use, separated by commas.
 ENVIRONMENT_VARIABLE = "RDMACM_IB"
 

@@ -15,8 +15,6 @@ from rdmacm.proto.sa.mad import SaMethod, describe_status
 from rdmacm.proto.sa.query import ServiceMask
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ServiceRecord
 
-__all__ = ["Registration"]
-
 #: The timeout of a query in seconds.
 _TIMEOUT = 2.0
 #: The component mask of the fields that identify a record, and of its content.

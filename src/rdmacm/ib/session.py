@@ -28,8 +28,6 @@ from rdmacm.proto.sa.restriction import set_fields
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, ServiceRecord, service_name_bytes, service_number
 from rdmacm.proto.wire import WireError
 
-__all__ = ["RecordsCallback", "SaSession", "describe_sa"]
-
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord)
 #: Called with the records found, and with the failure if there is one.
 RecordsCallback: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"

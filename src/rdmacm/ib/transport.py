@@ -15,8 +15,6 @@ from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["IbPort", "MadTransport", "ReceivedMad", "without_empty_end"]
-
 Entry = TypeVar("Entry")
 
 

@@ -24,8 +24,6 @@ from rdmacm.proto.sa.records import RATE_GBPS
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["UmadTransport"]
-
 _ABI_VERSION = 5
 _ENABLE_PKEY = 0x00001B03
 _REGISTER_AGENT = 0xC01C1B01

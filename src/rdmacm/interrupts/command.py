@@ -13,8 +13,6 @@ try:
 except ImportError:
     from signal import SIGINT, default_int_handler, getsignal, signal
 
-__all__ = ["STATUS", "exit_when_interrupted", "is_command", "raise_when_interrupted"]
-
 #: The exit status of an interrupted command: 128 + SIGINT.
 STATUS = 130
 

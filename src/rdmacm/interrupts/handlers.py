@@ -34,8 +34,6 @@ try:
 except ImportError:
     import signal as _signal
 
-__all__ = ["INTERVAL", "checkpoint", "guard", "refresh", "unguard"]
-
 #: Seconds between two looks for new handlers.
 INTERVAL = 0.002
 #: Seconds after which a deferred signal is let through.

@@ -26,17 +26,6 @@ from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = [
-    "deferred_finalizers",
-    "finalize",
-    "hold_during_fork",
-    "interruptible",
-    "is_at_work",
-    "loses_exceptions",
-    "renew_in_child",
-    "run_finalizers",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = __name__.removesuffix("interrupts.protection")

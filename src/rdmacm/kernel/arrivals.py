@@ -29,8 +29,6 @@ from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import QPState
 
-__all__ = ["translate"]
-
 _E = CmEventType
 _TEXTS = {
     _E.DEVICE_REMOVAL: "the device was removed",

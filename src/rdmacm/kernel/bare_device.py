@@ -11,8 +11,6 @@ from rdmacm.provider import bare_device
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr
 from rdmacm.verbs.enums import TransportType
 
-__all__ = ["BareDevice"]
-
 #: READs and atomics that adapters have outstanding; the peer's number limits it further.
 _RD_ATOM = 16
 #: Exponent of 4.096 µs.

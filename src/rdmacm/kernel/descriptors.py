@@ -16,8 +16,6 @@ from typing import Any
 
 from rdmacm.progress.runtime import Driver, Runtime
 
-__all__ = ["Descriptors"]
-
 _MOST_EVENTS = 64
 
 

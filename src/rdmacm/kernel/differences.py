@@ -16,8 +16,6 @@ from typing import NamedTuple
 from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message
 from rdmacm.verbs.enums import QPState, QPType
 
-__all__ = ["DIFFERENCES", "RULES", "Difference", "Rules", "To", "rules_of"]
-
 
 class To(Enum):
     """What tells a send request its destination."""

@@ -29,8 +29,6 @@ from rdmacm.provider import QueuedEvent
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["KernelQueue", "QueueMember"]
-
 #: The cookie of the ids that only make the descriptor readable.
 BELL = 1
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.verbs.backend import DeviceBackend
 
-__all__ = ["KernelHost", "verbs_module"]
-
 
 @dataclass(frozen=True, slots=True)
 class IwarpPortView(IpPortView):

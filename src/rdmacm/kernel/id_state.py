@@ -25,8 +25,6 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
 
-__all__ = ["NO_ECE", "IdState"]
-
 NO_ECE = Ece(0)
 
 

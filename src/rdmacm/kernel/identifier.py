@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.qp import QP
 
-__all__ = ["KernelId", "create_id"]
-
 #: IBV_EVENT_COMM_EST, the only event that rdma_notify(3) takes here.
 _EVENT_COMM_EST = 4
 #: The sizes and greatest values of options.

@@ -9,8 +9,6 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["PortSeen", "device_indices", "parse_devices", "parse_ports", "port_states"]
-
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _ATTR = struct.Struct("=HH")
 _UINT = struct.Struct("=I")

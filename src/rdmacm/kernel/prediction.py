@@ -20,8 +20,6 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.resolution.path import shown_path
 
-__all__ = ["Choice", "explain_choice", "distinct", "explain_failure", "predict"]
-
 
 class Choice(NamedTuple):
     """What the kernel has chosen for an id."""

@@ -29,8 +29,6 @@ from rdmacm.verbs.device import Device
 if TYPE_CHECKING:
     from rdmacm.verbs.backend import DeviceBackend
 
-__all__ = ["KernelProvider"]
-
 T = TypeVar("T")
 
 

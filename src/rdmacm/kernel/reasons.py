@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from rdmacm.kernel.host import KernelHost
     from rdmacm.verbs.device import Device
 
-__all__ = [
-    "Reason",
-    "address_of_device",
-    "inactive_port",
-    "inactive_port_of",
-    "loopback_listener",
-    "no_device",
-    "no_group",
-    "not_local",
-    "reason_of",
-]
-
 
 class Reason(NamedTuple):
     """The text of an error, and its hint."""

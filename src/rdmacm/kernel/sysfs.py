@@ -24,8 +24,6 @@ from rdmacm.verbs.enums import (
     TransportType,
 )
 
-__all__ = ["PROVIDER", "Sysfs"]
-
 #: The name of the provider.
 PROVIDER = "kernel"
 #: Sysfs does not show the longest message; this is the architecture's limit, in bytes.

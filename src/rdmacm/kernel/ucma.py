@@ -15,8 +15,6 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command
 
-__all__ = ["DEVICE_FILE", "Ucma", "abi_version", "check_available"]
-
 #: The path of the device file, below the directory of device files.
 DEVICE_FILE = "infiniband/rdma_cm"
 _VERSION_FILE = "class/misc/rdma_cm/abi_version"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 
-__all__ = ["boot_key", "namespace_key"]
-
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: Stands for the boot id on systems that have none: each process has its own.
 _process_key = b""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-__all__ = ["InternalErrors"]
-
 #: After so many errors of one part, only the 32nd, 64th, 128th and so on are logged.
 _MAX_LOGGED = 20
 

@@ -16,8 +16,6 @@ from typing import Protocol
 from rdmacm.progress.timers import TimerDescriptor
 from rdmacm.progress.wake import Wake
 
-__all__ = ["Pollable", "Source"]
-
 
 class Source(Protocol):
     """The runtime as a :class:`Pollable` uses it (:class:`rdmacm.progress.runtime.Runtime`)."""

@@ -88,8 +88,6 @@ from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
 from rdmacm.proto.core_choice import compiled
 
-__all__ = ["Driver", "Runtime"]
-
 T = TypeVar("T")
 
 #: Seconds after which a caller that polls, or finds its result queued, makes full progress. Less than the helper

@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from rdmacm.proto.timerheap import LazyTimerHeap
 
-__all__ = ["Timer", "TimerDescriptor", "Timers"]
-
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK, _TFD_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
 _ITIMERSPEC = struct.Struct("@4l")

@@ -17,8 +17,6 @@ from typing import Protocol, TypeVar
 from rdmacm.interrupts.protection import deferred_finalizers, run_finalizers
 from rdmacm.progress.wake import Waiter
 
-__all__ = ["Progress", "Waiters", "count_cpus"]
-
 T = TypeVar("T")
 
 #: The number of idle waiters that are kept for the next wait. Each has a descriptor.

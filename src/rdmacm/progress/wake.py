@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from rdmacm.interrupts.protection import interruptible
 
-__all__ = ["Waiter", "Wake"]
-
 #: The longest wait in milliseconds: poll(2) does not notice that a virtual clock was advanced.
 _LONGEST_WAIT = 3_600_000.0
 #: The same for a thread that cannot be woken, because the process has no descriptor left.

@@ -17,16 +17,6 @@ from rdmacm.constants import PathFlag
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = [
-    "HEADER_SIZE",
-    "MAX_ENDPOINTS",
-    "AcmReply",
-    "AcmStatus",
-    "decode_reply",
-    "reply_size",
-    "resolve_request",
-]
-
 _HEADER = struct.Struct("=BBB3xHQ")
 _ENDPOINT = struct.Struct("=IHH64s")
 HEADER_SIZE = _HEADER.size

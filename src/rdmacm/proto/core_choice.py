@@ -13,8 +13,6 @@ from types import ModuleType
 
 from rdmacm.errors import cm_error
 
-__all__ = ["ENVIRONMENT", "compiled", "description", "name"]
-
 #: The environment variable that decides.
 ENVIRONMENT = "RDMACM_CORE"
 _MODULE = "rdmacm.proto._core"

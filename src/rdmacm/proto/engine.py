@@ -35,19 +35,6 @@ from rdmacm.enums import AccessFlag
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
-__all__ = [
-    "ACK_ONLY",
-    "NOTHING",
-    "PACKETS",
-    "Datagram",
-    "EngineCounters",
-    "EngineFactory",
-    "QPEngine",
-    "RtrAttributes",
-    "RtsAttributes",
-    "SharedReceives",
-]
-
 #: Values of :attr:`QPEngine.to_send`: nothing; one ACK, which may wait for a moment; packets that may not wait.
 NOTHING, ACK_ONLY, PACKETS = range(3)
 

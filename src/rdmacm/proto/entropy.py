@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["RandomSource"]
-
 
 class RandomSource(Protocol):
     """A source of unpredictable numbers, such as ``random.SystemRandom()``."""

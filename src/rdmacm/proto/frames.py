@@ -12,8 +12,6 @@ import zlib
 
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["hardware_address", "udp_frame"]
-
 _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
 _IPV6 = struct.Struct("!IHBB16s16s")

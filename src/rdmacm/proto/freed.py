@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["FreedNumbers"]
-
 
 class FreedNumbers(OrderedDict[int, None]):
     """The last numbers that were freed, the oldest first: packets for their last owner may still arrive."""

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from rdmacm.address import Gid
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["HARDWARE_ADDRESS_SIZE", "IpoibAddress", "broadcast_gid", "multicast_gid"]
-
 #: Bytes of an IPoIB hardware address.
 HARDWARE_ADDRESS_SIZE = 20
 _LINK_LOCAL_SCOPE = 2

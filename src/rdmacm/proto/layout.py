@@ -21,8 +21,6 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 from rdmacm.address import Gid
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["Bits", "Bytes", "Layout", "Packed", "bits", "laid_out", "rest", "whole"]
-
 
 class Bits(NamedTuple):
     """An unsigned field: byte offset, bits of that byte before the field, width in bits.

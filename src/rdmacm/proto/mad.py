@@ -10,20 +10,6 @@ from typing import NamedTuple
 from rdmacm.address import Gid
 from rdmacm.proto.wire import WireError
 
-__all__ = [
-    "BASE_VERSION",
-    "DATA_SIZE",
-    "GSI_Q_KEY",
-    "HEADER_SIZE",
-    "MAD_SIZE",
-    "RESPONSE",
-    "Mad",
-    "MadAddress",
-    "MadStatus",
-    "Method",
-    "MgmtClass",
-]
-
 HEADER_SIZE = 24
 DATA_SIZE = 232
 MAD_SIZE = HEADER_SIZE + DATA_SIZE

@@ -12,8 +12,6 @@ from enum import IntEnum
 
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["LINKTYPE_ETHERNET", "Direction", "enhanced_packet", "interface_description", "section_header"]
-
 LINKTYPE_ETHERNET = 1
 
 _SECTION_HEADER = 0x0A0D0D0A

@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable
 from math import inf
 from typing import Generic, TypeVar
 
-__all__ = ["LazyTimerHeap"]
-
 K = TypeVar("K", bound=Hashable)
 
 #: Stale entries are dropped once the heap has more entries than this plus four for each object.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-__all__ = ["Buffer", "WireError"]
-
 #: Data to read; the items of a memoryview are single bytes.
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

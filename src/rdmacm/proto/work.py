@@ -12,8 +12,6 @@ from typing import Protocol
 
 from rdmacm.enums import AccessFlag, WCFlag, WCOpcode, WCStatus, WROpcode
 
-__all__ = ["WC", "Memory", "RecvWork", "SendWork"]
-
 
 class Memory(Protocol):
     """The registered memory that the peer of a queue pair may access."""

@@ -13,8 +13,6 @@ from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.enums import TransportType
 
-__all__ = ["BareDevice"]
-
 
 class BareDevice:
     """See the module. ``attr``: its limits; those of queues and regions count for nothing."""

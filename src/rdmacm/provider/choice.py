@@ -24,8 +24,6 @@ from rdmacm.capabilities import KERNEL, Feature
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.net import namespace_key
 
-__all__ = ["Choice", "choose", "noting_the_choice", "opener_of"]
-
 #: The environment variable that names the provider.
 ENVIRONMENT = "RDMACM_PROVIDER"
 AUTO = "auto"

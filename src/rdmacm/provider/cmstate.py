@@ -28,8 +28,6 @@ from __future__ import annotations
 import errno
 from enum import Enum, IntEnum
 
-__all__ = ["OPTION_STATES", "TRANSITIONS", "State", "Trigger", "refusal"]
-
 
 class State(IntEnum):
     """The kernel's states of an id. Values are those of ``enum rdma_cm_state``; the last two were added in 2025."""

@@ -7,8 +7,6 @@ from typing import Self
 
 from rdmacm.verbs.attr import AHAttr
 
-__all__ = ["MAXIMUM", "MIN_RNR_TIMER", "ConnParam", "Ece", "UdParam"]
-
 #: ``RDMA_MAX_RESP_RES`` and ``RDMA_MAX_INIT_DEPTH``: as many as the device supports (on accept: and the peer).
 MAXIMUM = 0xFF
 #: Code of 0.64 ms, for a receiver that is not ready (InfiniBand Architecture 9.7.5.2.8). rdma_cm's 0 means 655 ms.

@@ -16,8 +16,6 @@ from rdmacm.provider import IdOptions, Owner
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.verbs.device import Context
 
-__all__ = ["NO_GID", "CommonIdState"]
-
 NO_GID = Gid()
 
 #: What to do about a call that the state does not allow.

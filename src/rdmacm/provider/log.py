@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["CM", "DEVICE", "ENVIRONMENT", "ID", "QP", "RESOLUTION", "Channel", "enabled", "refresh"]
-
 #: Names the loggers to write to standard error: ``debug`` for all, or some of ``id,cm,qp,resolution,device``.
 ENVIRONMENT = "RDMACM_LOG"
 

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from rdmacm.address import Address
 
-__all__ = ["GroupJoin", "MulticastBackend"]
-
 
 class GroupJoin(Protocol):
     """One join of a group by an id: the API's object. A backend holds it until the group is left."""

@@ -10,8 +10,6 @@ from typing import Generic, Protocol, TypeVar
 
 from rdmacm.net import namespace_key
 
-__all__ = ["OpenProviders"]
-
 
 class _Kept(Protocol):
     def leave(self) -> None:

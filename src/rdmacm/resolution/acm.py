@@ -27,8 +27,6 @@ from rdmacm.proto.acm import HEADER_SIZE, AcmReply, decode_reply, reply_size, re
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.wire import WireError
 
-__all__ = ["CLIENT", "DEADLINE", "AcmClient", "path_template", "paths_from_acm", "paths_in_background"]
-
 ENVIRONMENT = "RDMACM_ACM_RUNDIR"
 _RUNDIR = "/run"
 

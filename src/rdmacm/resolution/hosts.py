@@ -17,17 +17,6 @@ from rdmacm.proto.ipoib import HARDWARE_ADDRESS_SIZE, IpoibAddress
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import Mtu, PortState
 
-__all__ = [
-    "HostView",
-    "IpPortView",
-    "IpoibInterface",
-    "LocalAddress",
-    "PortKey",
-    "PortView",
-    "RocePortView",
-    "mtu_code",
-]
-
 #: Device index and port number: the same port has the same key in every view.
 PortKey: TypeAlias = tuple[int, int]
 

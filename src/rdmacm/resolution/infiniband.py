@@ -17,8 +17,6 @@ from rdmacm.ib.transport import IbPort
 from rdmacm.resolution.hosts import PortView
 from rdmacm.verbs.device import GidEntry
 
-__all__ = ["IbLookup", "IbPortView"]
-
 #: The partition number of a P_Key; the bit above it is set for a full member.
 _PARTITION = 0x7FFF
 _FULL_MEMBER = 0x8000

@@ -17,8 +17,6 @@ from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
-__all__ = ["IpoibPortView", "no_partition", "no_port", "with_infiniband"]
-
 
 @dataclass(frozen=True, slots=True)
 class IpoibPortView(IpPortView):

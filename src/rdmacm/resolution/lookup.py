@@ -25,9 +25,6 @@ from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
 from rdmacm.resolution.routing import find_route
 from rdmacm.verbs.device import GidEntry
 
-__all__ = ["Found", "Lookup", "destination_gid", "find", "source_like"]
-
-
 #: How many choices a view of the host keeps.
 _MAX_CHOICES = 1024
 

@@ -17,8 +17,6 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
 from rdmacm.resolution.lookup import Lookup
 
-__all__ = ["NeighbourWaiter", "PendingNeighbours"]
-
 #: Seconds between two probes of one neighbour.
 PROBE_INTERVAL = 1.0
 

@@ -13,8 +13,6 @@ from rdmacm.resolution.hosts import HostView, mtu_code
 from rdmacm.resolution.lookup import Found, Lookup
 from rdmacm.verbs.enums import Mtu
 
-__all__ = ["ROCE_PACKET_LIFETIME", "PathMaker", "shown_path"]
-
 #: Packet lifetime exponent of RoCE paths without an ACK timeout: 4.096 µs · 2^16, a quarter of a second. Older Linux
 #: kernels have 18: then a lost packet that no later packet reveals costs two seconds.
 ROCE_PACKET_LIFETIME = 16

@@ -30,8 +30,6 @@ from rdmacm.resolution.hosts import HostView, LocalAddress, PortView
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.verbs.enums import GidType, LinkLayer, TransportType
 
-__all__ = ["PREFERENCES", "RULES", "Preference", "Query", "Rule", "choose", "judge", "unusable_port"]
-
 
 class Query(NamedTuple):
     """The facts that the rules judge a candidate by."""

@@ -10,8 +10,6 @@ from rdmacm.errors import Failure, errno_name
 from rdmacm.net.types import Network, RouteEntry
 from rdmacm.resolution.hosts import HostView, PortView
 
-__all__ = ["find_route"]
-
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 
 

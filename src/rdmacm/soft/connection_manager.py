@@ -39,8 +39,6 @@ from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
 from rdmacm.provider import log
 
-__all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "OnUndelivered", "RequestHandler", "Triage"]
-
 #: The low byte of the attribute id, in the header of a MAD.
 _ATTRIBUTE_ID = 17
 #: The class and the attribute id of a MAD, and the communication ids of a message: the sender's, and the receiver's.

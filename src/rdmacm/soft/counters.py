@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["cm_counters", "hw_counters", "udp_counters"]
-
 #: Reason of :attr:`rdmacm.proto.engine.EngineCounters.dropped` → name of the counter.
 _OF_DROPS = {
     "duplicate": "duplicate_request",

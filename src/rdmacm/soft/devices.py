@@ -25,8 +25,6 @@ from rdmacm.verbs.enums import (
     TransportType,
 )
 
-__all__ = ["PORT_NUM", "PROVIDER", "read_host", "with_link_speed"]
-
 #: The name of the provider.
 PROVIDER = "soft"
 #: The one port of every software device.

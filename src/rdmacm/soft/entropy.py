@@ -6,8 +6,6 @@ import os
 import struct
 from random import SystemRandom
 
-__all__ = ["BufferedSystemRandom"]
-
 #: Numbers of 32 bits that are read from the system at a time. Thirty connections need about as many.
 _BUFFERED = 256
 _WORDS = struct.Struct(f"={_BUFFERED}I")

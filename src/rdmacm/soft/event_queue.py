@@ -13,8 +13,6 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.provider import Owner, QueuedEvent
 from rdmacm.provider.multicast import GroupJoin
 
-__all__ = ["PendingRequest", "QueueMember", "SoftQueue"]
-
 
 class QueueMember(Protocol):
     """An id that posts its events to a queue."""

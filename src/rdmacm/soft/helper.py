@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.soft.device.multiplexer import QPMultiplexer
 
-__all__ = ["HELPER_THREAD", "Helper"]
-
 #: The name of the thread.
 HELPER_THREAD = "rdmacm-progress"
 

@@ -35,8 +35,6 @@ from rdmacm.verbs.device import Context, Device
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["BoundId", "SoftHost"]
-
 #: Seconds between two looks at the network's reports. A resolution looks at once.
 _LOOK_INTERVAL = 0.001
 

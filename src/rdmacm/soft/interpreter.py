@@ -12,8 +12,6 @@ from importlib import import_module
 
 from rdmacm.errors import cm_error
 
-__all__ = ["check_main_interpreter"]
-
 #: What makes sub-interpreters, of Python 3.13 and of older ones.
 _MODULES = ("_interpreters", "_xxsubinterpreters")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["process_text"]
-
 #: The greatest length of a command line in a text.
 _LENGTH = 40
 

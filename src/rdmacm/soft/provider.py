@@ -36,8 +36,6 @@ from rdmacm.verbs.device import Device
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["SoftProvider"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from rdmacm.resolution.lookup import Lookup, destination_gid, find, source_like
 from rdmacm.soft.host import SoftHost
 from rdmacm.verbs.device import GidEntry
 
-__all__ = ["SubnetQueries", "find_route"]
-
 T = TypeVar("T")
 
 #: Seconds. The timeout of :meth:`SubnetQueries.find_path`, which is that of rdma_create_ep(3) for a route.

@@ -12,8 +12,6 @@ from rdmacm.interrupts.handlers import checkpoint
 from rdmacm.progress.runtime import Runtime
 from rdmacm.soft.helper import HELPER_THREAD
 
-__all__ = ["SimulationError", "VirtualClock", "VirtualRuntime"]
-
 T = TypeVar("T")
 
 #: Seconds of real time. How long a wait leaves the clock to other threads before it advances the clock itself.

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.testing.subnet import MemoryPort, MemorySubnet
 
-__all__ = ["Fabric", "FabricLink"]
-
 T = TypeVar("T")
 
 #: Maximum number of packets in flight; further ones are dropped.

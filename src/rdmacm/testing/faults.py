@@ -17,21 +17,6 @@ from rdmacm.proto.roce.headers import peek
 from rdmacm.proto.roce.opcodes import EXTENDED_LENGTH, ExtendedHeader, Opcode
 from rdmacm.proto.wire import WireError
 
-__all__ = [
-    "CORRUPT",
-    "MAD_OFFSET",
-    "DELIVER",
-    "DUPLICATE",
-    "LOSE",
-    "FabricPacket",
-    "Outcome",
-    "Verdict",
-    "check_durations",
-    "check_probabilities",
-    "corrupted",
-    "nth",
-]
-
 #: Offset of the MAD in a UD packet.
 MAD_OFFSET = BTH_LENGTH + EXTENDED_LENGTH[ExtendedHeader.DETH]
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rdmacm.testing.log import FabricLog
     from rdmacm.testing.subnet import MemoryPort
 
-__all__ = ["FabricRoute", "FabricWire", "Host", "Medium", "SimProvider"]
-
 T = TypeVar("T")
 
 #: Maximum number of packets that wait for :meth:`FabricWire.receive`; more are dropped, as by a full socket buffer.

@@ -9,8 +9,6 @@ from hashlib import blake2b
 
 from rdmacm.testing.faults import FabricPacket, Outcome
 
-__all__ = ["FabricLog", "LogEntry"]
-
 #: Approximate memory of an entry without the packet's bytes.
 _ENTRY_BYTES = 300
 

@@ -36,8 +36,6 @@ from rdmacm.proto.sa.subnet import (
 from rdmacm.proto.wire import Buffer, WireError
 from rdmacm.testing.sa_matching import common_pkeys, fit_path, has_pkey, is_valid_path_query, matches
 
-__all__ = ["BROADCAST", "SaFault", "SubnetAdministrator", "TableMode"]
-
 #: The broadcast group of IPoIB, which always exists. All groups of IPoIB have its Q_Key.
 BROADCAST = Gid("ff12:401b:ffff::ffff:ffff")
 _BROADCAST_Q_KEY = 0x0B1B

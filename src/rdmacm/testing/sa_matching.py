@@ -12,8 +12,6 @@ from rdmacm.proto.sa.attributes import Selector
 from rdmacm.proto.sa.query import PathMask
 from rdmacm.proto.sa.records import RATE_GBPS, PathRecord
 
-__all__ = ["common_pkeys", "fit_path", "has_pkey", "is_valid_path_query", "matches"]
-
 #: Codes of MTU, rate and packet lifetime, in ascending order of what they stand for.
 _MTUS = tuple(range(1, 6))
 _RATES = tuple(sorted(RATE_GBPS, key=RATE_GBPS.__getitem__))

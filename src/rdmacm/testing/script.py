@@ -29,8 +29,6 @@ from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.wire import WireError
 from rdmacm.testing.faults import MAD_OFFSET, FabricPacket, Verdict
 
-__all__ = ["FaultAction", "FaultRule", "FaultScript"]
-
 #: What a rule does.
 FaultAction: TypeAlias = Literal["lose", "corrupt", "delay", "repeat", "deliver"]
 

@@ -42,8 +42,6 @@ from rdmacm.testing.faults import Verdict, check_durations, check_probabilities,
 from rdmacm.testing.sa import SubnetAdministrator, TableMode
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["MemoryPort", "MemorySubnet", "SubnetMad"]
-
 #: Maximum number of datagrams that wait for :meth:`MemoryPort.receive`; more are dropped.
 _MAX_INBOX = 4096
 #: Maximum number of datagrams that one call of :meth:`MemoryPort.receive` returns.

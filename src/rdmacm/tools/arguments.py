@@ -7,18 +7,6 @@ from collections.abc import Callable
 
 from rdmacm.tools.output import Parser
 
-__all__ = [
-    "add_address",
-    "add_port",
-    "add_provider",
-    "add_resolution_timeout",
-    "add_roles",
-    "add_wait_limit",
-    "integer_between",
-    "named_hosts",
-    "seconds_between",
-]
-
 
 def integer_between(least: int, most: int, what: str = "number") -> Callable[[str], int]:
     """Return the type of an option whose value is a decimal integer from ``least`` to ``most``."""

@@ -28,15 +28,6 @@ from rdmacm.verbs.enums import WC, AccessFlag, QPState, QPType, WCStatus
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP, QPInitAttr
 
-__all__ = [
-    "DISCONNECT_TIMEOUT",
-    "PORT_SPACES",
-    "ToolConnection",
-    "completion_failure",
-    "connection_ended",
-    "find_server",
-]
-
 #: The port space of the ids of each type.
 PORT_SPACES = {QPType.RC: PortSpace.TCP, QPType.UC: PortSpace.IB, QPType.UD: PortSpace.UDP}
 #: Seconds that a peer may take to confirm the end of a connection.

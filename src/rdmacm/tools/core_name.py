@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["core_line", "core_name"]
-
 
 def core_name(provider: str) -> str | None:
     """``c`` or ``python`` for the provider ``soft``; None for others, whose packets are not made here."""

@@ -33,19 +33,6 @@ from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = [
-    "RECV",
-    "SEND",
-    "TIMEOUT_MS",
-    "DatagramNode",
-    "End",
-    "add_counts",
-    "add_format",
-    "check_event",
-    "run_exchange",
-    "say",
-]
-
 _MAX_MESSAGES = 32_768
 #: The longest message in bytes.
 _MAX_SIZE = 1 << 30

@@ -33,8 +33,6 @@ from rdmacm.tools.output import (
     write_json,
 )
 
-__all__ = ["COMMANDS", "command", "main", "parser_of"]
-
 #: The commands, in the order of the help page. Each is a module of this package, imported when it is used.
 COMMANDS = (
     "devices",

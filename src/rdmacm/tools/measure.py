@@ -9,8 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Intervals", "ProgressLine", "Samples", "resident_bytes", "size_text", "time_text"]
-
 #: Percentiles are computed from the latest samples; minimum, mean and maximum from all.
 _MAX_SAMPLES = 100_000
 

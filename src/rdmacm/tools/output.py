@@ -21,33 +21,6 @@ from rdmacm.address import SockAddr, SockAddrIB, parse_address
 from rdmacm.errors import RdmaError, cm_error, printable
 from rdmacm.proto.sa import PathData, PathRecord
 
-__all__ = [
-    "ACM_VARIABLE",
-    "COLOR_VARIABLE",
-    "CORE_VARIABLE",
-    "PORTS_VARIABLE",
-    "PROVIDER_VARIABLE",
-    "Page",
-    "Parser",
-    "ReaderGoneError",
-    "ReportedError",
-    "Tool",
-    "UsageError",
-    "abandon_output",
-    "address_json",
-    "bold",
-    "write_error",
-    "dim",
-    "error_json",
-    "labelled_lines",
-    "path_data_json",
-    "path_record_json",
-    "table",
-    "wrapped_line",
-    "write",
-    "write_json",
-]
-
 PROGRAM = "rdmacm"
 
 #: Width of help pages in columns, whatever the terminal's: longer lines are hard to read.

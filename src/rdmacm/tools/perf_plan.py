@@ -16,20 +16,6 @@ from rdmacm.tools.measure import size_text
 from rdmacm.tools.output import table
 from rdmacm.verbs.enums import AccessFlag, QPType, WROpcode
 
-__all__ = [
-    "ACCESS",
-    "BATCHES",
-    "MAX_DEPTH",
-    "MAX_SIZE",
-    "OPCODES",
-    "Op",
-    "Plan",
-    "Result",
-    "answer_of",
-    "pack_answer",
-    "text",
-]
-
 
 class Op(IntEnum):
     """The operation that is measured."""

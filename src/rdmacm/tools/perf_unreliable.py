@@ -32,8 +32,6 @@ from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import WC, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["fault_of", "measure", "open_connection", "serve"]
-
 
 class _Kind(IntEnum):
     DATA = 0

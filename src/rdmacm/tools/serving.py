@@ -28,17 +28,6 @@ from rdmacm.tools.output import ReaderGoneError, write_error
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.enums import PortState, QPType
 
-__all__ = [
-    "ServerProcess",
-    "announce",
-    "bind",
-    "listening",
-    "own_host",
-    "run_server_process",
-    "serve",
-    "serve_in_turn",
-]
-
 #: Connections that one server serves at a time; further requests are rejected.
 _MAX_CLIENTS = 64
 #: Seconds that a server process may take to end.

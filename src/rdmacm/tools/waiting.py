@@ -17,8 +17,6 @@ from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Provider
 from rdmacm.tools.output import write_error
 
-__all__ = ["PeerWait", "next_event", "notice"]
-
 T = TypeVar("T")
 
 #: Seconds of waiting after which a tool says whom it waits for.

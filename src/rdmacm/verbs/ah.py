@@ -16,8 +16,6 @@ from rdmacm.verbs.enums import WC, GidType, LinkLayer
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.resource import Resource
 
-__all__ = ["AH", "init_ah_from_wc"]
-
 _MULTICAST = 0xFF
 
 

@@ -12,8 +12,6 @@ from rdmacm.verbs.backend import AsyncQueueBackend
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.resource import Resource
 
-__all__ = ["AsyncEvent", "EventOwner"]
-
 
 class _OpenDevice(Protocol):
     @property

@@ -7,17 +7,6 @@ from dataclasses import dataclass, field
 from rdmacm.address import Gid
 from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, MigState, Mtu, QPState
 
-__all__ = [
-    "AHAttr",
-    "DeviceAttr",
-    "GlobalRoute",
-    "UNLIMITED",
-    "QPAttr",
-    "QPCap",
-    "SrqAttr",
-    "SrqInitAttr",
-]
-
 #: In a limit: only memory limits the number. It is the greatest of C's ``int``.
 UNLIMITED = (1 << 31) - 1
 

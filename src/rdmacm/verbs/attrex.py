@@ -7,17 +7,6 @@ from typing import Self
 
 from rdmacm.verbs.attr import DeviceAttr
 
-__all__ = [
-    "CQModerationCaps",
-    "DeviceAttrEx",
-    "ODPCaps",
-    "PCIAtomicCaps",
-    "PacketPacingCaps",
-    "RSSCaps",
-    "TMCaps",
-    "TSOCaps",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ODPCaps:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Buffer", "address_of", "byte_view", "bytes_at"]
-
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer
 elif TYPE_CHECKING:

@@ -37,19 +37,6 @@ from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, Sr
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, LinkLayer, MigState, Mtu, QPAttrMask
 
-__all__ = [
-    "check_context",
-    "check_av",
-    "check_caps",
-    "check_kind",
-    "check_number",
-    "check_srq",
-    "check_tables",
-    "check_values",
-    "flags",
-    "member",
-]
-
 E = TypeVar("E", bound=IntEnum)
 F = TypeVar("F", bound=IntFlag)
 

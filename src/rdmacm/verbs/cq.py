@@ -20,8 +20,6 @@ from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
 from rdmacm.verbs.resource import Resource
 
-__all__ = ["CQ", "CompChannel"]
-
 
 class CompChannel(Resource):
     """Where armed completion queues report, ``struct ibv_comp_channel``. It cannot be closed before they are."""

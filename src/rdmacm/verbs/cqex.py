@@ -22,8 +22,6 @@ from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, CqAttrFlag, CqInitAttrMask, CqWcFlag, WCFlag, WCOpcode, WCStatus
 
-__all__ = ["CQEX", "CqInitAttrEx", "PollCqAttr"]
-
 _SUPPORTED = CqWcFlag.STANDARD
 
 

@@ -34,8 +34,6 @@ from rdmacm.verbs.enums import (
     TransportType,
 )
 
-__all__ = ["Context", "Device", "GidEntry", "Port", "named_context"]
-
 
 @dataclass(frozen=True, slots=True)
 class GidEntry:

@@ -9,8 +9,6 @@ from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.resource import Resource
 
-__all__ = ["MW"]
-
 
 class MW(Resource):
     """A memory window, ``struct ibv_mw``: a key for a part of a region, with rights of its own.

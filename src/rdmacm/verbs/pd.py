@@ -16,8 +16,6 @@ from rdmacm.verbs.enums import AccessFlag, ReregMRFlag
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import SGE
 
-__all__ = ["MR", "PD", "DmaBufMR"]
-
 _REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
 

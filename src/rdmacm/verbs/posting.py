@@ -26,8 +26,6 @@ from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.wr import SGE, MWBindInfo, RecvWR, SendWR
 
-__all__ = ["REFUSALS", "REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "refuse"]
-
 #: What the check of a request raises. The last two: a value has a wrong type.
 REFUSALS = (RdmaError, TypeError, AttributeError)
 

@@ -40,8 +40,6 @@ from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import MWBind, MWBindInfo, RecvWR, SendWR
 from rdmacm.verbs.xrcd import XRCD, check_xrc
 
-__all__ = ["QP", "QPInitAttr", "QPInitAttrEx"]
-
 _EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.XRCD | QPInitAttrMask.CREATE_FLAGS | QPInitAttrMask.SEND_OPS_FLAGS
 #: By state.
 _MAY_SEND = [state in SEND_STATES for state in QPState]

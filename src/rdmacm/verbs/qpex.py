@@ -32,8 +32,6 @@ from rdmacm.verbs.posting import REFUSALS, REQUIRED_OPERANDS, refuse
 from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
 from rdmacm.verbs.wr import SGE, MWBindInfo, SendWR
 
-__all__ = ["DataBuffer", "QPEx"]
-
 S = TypeVar("S", bound=Sequence[Any])
 
 _INLINE = int(SendFlag.INLINE)

@@ -15,8 +15,6 @@ from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.xrcd import XRCD, check_xrc
 
-__all__ = ["OpenedQP", "QPOpenAttr"]
-
 
 @dataclass(slots=True)
 class QPOpenAttr:

@@ -27,8 +27,6 @@ from typing import NamedTuple
 
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 
-__all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "find_fault", "names", "states_between", "step_mask"]
-
 _S, _M = QPState, QPAttrMask
 RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
 XRC_SEND, XRC_RECV = QPType.XRC_SEND, QPType.XRC_RECV

@@ -22,8 +22,6 @@ from typing import Self, TypeVar
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.interrupts.protection import finalize, hold_during_fork
 
-__all__ = ["Resource"]
-
 T = TypeVar("T")
 
 #: Among the class names of dependents: an asynchronous event that is not acknowledged.

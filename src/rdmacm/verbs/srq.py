@@ -21,8 +21,6 @@ from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import RecvWR
 from rdmacm.verbs.xrcd import XRCD, check_xrc
 
-__all__ = ["SRQ", "SrqInitAttrEx"]
-
 
 @dataclass(slots=True)
 class SrqInitAttrEx(SrqInitAttr):

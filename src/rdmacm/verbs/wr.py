@@ -10,18 +10,6 @@ from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import SendFlag, WROpcode
 
-__all__ = [
-    "SGE",
-    "AddressHandle",
-    "MWBind",
-    "MWBindInfo",
-    "MemoryRegion",
-    "MemoryWindow",
-    "RecvWR",
-    "SendWR",
-    "inc_rkey",
-]
-
 
 class AddressHandle(Protocol):
     """The destination of a datagram, as a device sees it; :class:`rdmacm.verbs.AH` is it."""

@@ -13,8 +13,6 @@ from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import DeviceCapFlag, XRCDInitAttrMask
 from rdmacm.verbs.resource import Resource
 
-__all__ = ["XRCD", "XRCDInitAttr", "check_xrc"]
-
 _OFLAGS = os.O_CREAT | os.O_EXCL
 
 

@@ -16,8 +16,6 @@ from rdmacm.verbs.enums import EventType
 if TYPE_CHECKING:
     from rdmacm.kernel.verbs.opened import OpenedDevice
 
-__all__ = ["MAX_EVENTS", "KernelAsyncQueue"]
-
 #: Events in a queue that nothing reads.
 MAX_EVENTS = 1024
 

@@ -23,8 +23,6 @@ from rdmacm.verbs.attrex import (
 )
 from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, MigState, Mtu, QPState
 
-__all__ = ["device_attr", "device_attr_ex", "fill_ah_attr", "fill_qp_attr", "guid_of", "known", "qp_attr_of"]
-
 E = TypeVar("E", bound=int)
 
 #: The fields of DeviceAttr that have C's name and are numbers.

@@ -34,8 +34,6 @@ from rdmacm.verbs.enums import WC, EventType, WCFlag, WCOpcode, WCStatus
 if TYPE_CHECKING:
     from rdmacm.verbs.backend import AsyncEvents
 
-__all__ = ["KernelCQ", "KernelChannel", "KernelWC"]
-
 # How the program has armed a queue: for any completion, or for solicited ones and errors.
 _ANY, _SOLICITED = 1, 2
 #: Completions in one call of ibv_poll_cq(3).

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.wr import AddressHandle
 
-__all__ = ["KernelDevice"]
-
 _CHECKSUMS = int(DeviceCapFlag.UD_IP_CSUM | DeviceCapFlag.RC_IP_CSUM | DeviceCapFlag.RAW_IP_CSUM)
 _XRC = QPInitAttrMask.XRCD
 _EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.SEND_OPS_FLAGS

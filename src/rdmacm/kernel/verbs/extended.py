@@ -27,8 +27,6 @@ from rdmacm.verbs.enums import DeviceCapFlag, MWType, QPType, SendOpsFlag, WROpc
 from rdmacm.verbs.posting import REQUIRED_OPERANDS
 from rdmacm.verbs.wr import SGE, SendWR
 
-__all__ = ["EXTENDED_ONLY", "ExtendedPosting", "operations_to_try"]
-
 #: Operations that ibv_post_send(3) has no room for.
 EXTENDED_ONLY = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 _64_BITS = (1 << 64) - 1

@@ -22,8 +22,6 @@ from rdmacm.verbs.wr import SGE, SendWR
 if TYPE_CHECKING:
     from rdmacm.kernel.verbs.opened import Handle, OpenedDevice
 
-__all__ = ["MAX_INLINE", "InlineCopies", "sizes_to_try"]
-
 #: What devices offer, in bytes.
 MAX_INLINE = 4096
 _SIZES = (2048, 1024, 512, 256, 128, 64, 0)

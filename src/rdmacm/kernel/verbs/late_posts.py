@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from rdmacm.verbs.enums import WC, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["flushed"]
-
 _OPCODES = {
     WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
     WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,

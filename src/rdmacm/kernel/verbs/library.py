@@ -18,8 +18,6 @@ from rdmacm.errors import cm_error
 from rdmacm.kernel.verbs.functions import MEMBERS, OPTIONAL, REQUIRED
 from rdmacm.kernel.verbs.layouts import ibv_context, verbs_context
 
-__all__ = ["LIBRARY", "Library", "Operations", "code_of", "last_error", "load", "short_function"]
-
 #: The library's file name.
 LIBRARY = "libibverbs.so.1"
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rdmacm.enums import AccessFlag
     from rdmacm.kernel.verbs.opened import Handle, OpenedDevice
 
-__all__ = ["KernelDmaBufMR", "KernelMR", "KernelMW"]
-
 
 class KernelMR:
     """See :class:`rdmacm.verbs.backend.MRBackend`."""

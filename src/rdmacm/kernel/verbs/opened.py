@@ -31,8 +31,6 @@ from rdmacm.provider import log
 from rdmacm.verbs.enums import EventType, TransportType
 from rdmacm.verbs.wr import AddressHandle
 
-__all__ = ["Element", "Handle", "OpenedDevice", "Rank"]
-
 #: Events of a port, and of the device.
 _PORT_EVENTS = frozenset(
     {

@@ -32,8 +32,6 @@ from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import MWType, QPType, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
-__all__ = ["RecvArray", "SendArray", "refused"]
-
 _SGE_BYTES, _SEND_BYTES, _RECV_BYTES = SGE_FORMAT.size, sizeof(ibv_send_wr), sizeof(ibv_recv_wr)
 _BIND_AT, _SRQN_AT = ibv_send_wr.bind_mw.offset, ibv_send_wr.qp_type.offset
 _64_BITS = (1 << 64) - 1

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from rdmacm.verbs.backend import AsyncEvents, ReceiveTaker, WorkTaker
 
-__all__ = ["KernelQP", "KernelSRQ"]
-
 #: What ibv_query_qp(3) is asked for.
 _EVERYTHING = int(sum(QPAttrMask)) & ~int(QPAttrMask.RATE_LIMIT)
 _FATAL = frozenset({EventType.QP_FATAL, EventType.QP_REQ_ERR, EventType.QP_ACCESS_ERR})

@@ -12,8 +12,6 @@ from rdmacm.enums import AccessFlag
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.kernel.verbs.library import code_of, last_error
 
-__all__ = ["absence", "check", "made", "not_registered", "open_refusal", "refusal"]
-
 #: Calls that lock memory: ENOMEM may be the limit of RLIMIT_MEMLOCK.
 _LOCKING = frozenset({"reg_mr", "rereg_mr", "create_cq", "resize_cq", "create_qp", "create_srq", "modify_srq"})
 _MEMLOCK_HINT = (

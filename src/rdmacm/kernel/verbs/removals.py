@@ -16,8 +16,6 @@ from typing import TypeAlias
 
 from rdmacm.kernel.verbs.watch import Watch
 
-__all__ = ["follow", "forget"]
-
 _Lose: TypeAlias = "weakref.WeakMethod[Callable[[], None]]"
 
 _KOBJECT_UEVENT = 15

@@ -28,8 +28,6 @@ from rdmacm.verbs.enums import (
 if TYPE_CHECKING:
     from rdmacm.kernel.verbs.device import KernelDevice
 
-__all__ = ["PROVIDER", "snapshot"]
-
 #: The name of the provider.
 PROVIDER = "kernel"
 _SYSFS = Path("/sys/class/infiniband")

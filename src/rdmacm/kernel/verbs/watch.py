@@ -16,8 +16,6 @@ from collections.abc import Callable, Sized
 
 from rdmacm.progress.runtime import Driver, Runtime
 
-__all__ = ["Watch", "runtime"]
-
 #: Events of one look at the descriptors.
 _MOST_EVENTS = 64
 

@@ -24,8 +24,6 @@ from typing import Generic, TypeVar
 
 from rdmacm.proto.cm.fairqueue import FairQueue
 
-__all__ = ["PERMITS", "RATE", "Admission", "Permits"]
-
 T = TypeVar("T")
 
 #: Requests for the application that peers have not answered yet, and how many permits are replaced a second.

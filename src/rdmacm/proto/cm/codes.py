@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = [
-    "ApStatus",
-    "AttributeId",
-    "FailoverAccepted",
-    "MessageKind",
-    "RejectReason",
-    "SidrStatus",
-    "TransportServiceType",
-    "ap_text",
-    "rejection_text",
-    "sidr_text",
-]
-
 
 class AttributeId(IntEnum):
     """The message in a MAD of the communication management class (InfiniBand Architecture 16.7.3)."""

@@ -12,8 +12,6 @@ from rdmacm.proto.cm.fairqueue import FairQueue
 from rdmacm.proto.cm.messages import LAP, REP, REQ, SIDR_REQ
 from rdmacm.proto.cm.states import CmState
 
-__all__ = ["AMPLIFICATION", "Accepts", "CmConnection", "CmListener", "DropReason"]
-
 #: How many bytes an address may get for each byte that it has sent, before it has answered (RFC 9000, 8.1). All MADs
 #: have one size, so it is also the number of MADs.
 AMPLIFICATION = 3

@@ -55,8 +55,6 @@ from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.wire import WireError
 
-__all__ = ["Agent"]
-
 #: Linux's timeout (an exponent) and retries for a SIDR_REQ. No field of the message holds them.
 _SIDR_RESPONSE_TIMEOUT = 20
 _SIDR_RETRIES = 15

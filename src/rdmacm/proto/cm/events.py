@@ -9,25 +9,6 @@ from typing import NamedTuple, TypeAlias
 from rdmacm.proto.cm.connection import CmListener
 from rdmacm.proto.cm.messages import APR, LAP, REP, REQ, SIDR_REP, SIDR_REQ
 
-__all__ = [
-    "ConnectReply",
-    "ConnectRequest",
-    "DisconnectRequested",
-    "Disconnected",
-    "Established",
-    "Event",
-    "Failed",
-    "NetworkError",
-    "PathAnswered",
-    "PathOffered",
-    "PeerQuestion",
-    "Rejected",
-    "SidrReply",
-    "SidrRequest",
-    "TimewaitExit",
-    "Unreachable",
-]
-
 
 class NetworkError(NamedTuple):
     """The network's report that it has not delivered a request."""

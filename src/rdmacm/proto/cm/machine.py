@@ -16,8 +16,6 @@ from rdmacm.proto.cm.states import AWAITING_USER, TRANSITIONS, Action, CmState, 
 from rdmacm.proto.cm.timeouts import seconds
 from rdmacm.proto.entropy import RandomSource
 
-__all__ = ["PERFORM", "StateMachine"]
-
 #: How often the peer of a connection that seems stale is asked after the first time, and the seconds in between. The
 #: answer is known before Linux repeats its REQ, which takes 4.6 s at least.
 _QUESTIONS = 8

@@ -25,27 +25,6 @@ from rdmacm.proto.layout import Packed, bits, laid_out, rest, whole
 from rdmacm.proto.mad import BASE_VERSION, DATA_SIZE, MAD_SIZE, Mad, Method, MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = [
-    "APR",
-    "CLASS_VERSION",
-    "DREP",
-    "DREQ",
-    "LAP",
-    "MRA",
-    "NO_PATH",
-    "REJ",
-    "REP",
-    "REQ",
-    "RTU",
-    "SIDR_REP",
-    "SIDR_REQ",
-    "Message",
-    "Path",
-    "pack_message",
-    "unpack_mad",
-    "unpack_message",
-]
-
 CLASS_VERSION = 2
 
 

@@ -26,21 +26,6 @@ from rdmacm.proto.cm.events import (
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, SIDR_REP, SIDR_REQ, pack_message
 from rdmacm.proto.cm.states import Action, CmState, CmTrigger
 
-__all__ = [
-    "REPORTS",
-    "apr",
-    "apr_refusal",
-    "drep",
-    "dreq",
-    "mra",
-    "peer_qpn",
-    "refusal",
-    "rej",
-    "rej_stale",
-    "rej_timeout",
-    "sidr_rep",
-]
-
 #: Which message a REJ rejects, by the state it is sent in.
 _REJECTED_MESSAGE = {
     CmState.REQ_RCVD: MessageKind.REQ,

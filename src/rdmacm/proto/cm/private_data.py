@@ -15,8 +15,6 @@ from rdmacm.address import InetAddr
 from rdmacm.proto.cm.messages import DREP, DREQ, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Message
 from rdmacm.proto.wire import WireError
 
-__all__ = ["HEADER_SIZE", "IP_VERSIONS", "PrivateDataHeader", "user_capacity"]
-
 _HEADER = struct.Struct("!BBH16s16s")
 HEADER_SIZE = _HEADER.size
 

@@ -11,8 +11,6 @@ from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.timerheap import LazyTimerHeap
 
-__all__ = ["Connections", "Listeners"]
-
 #: How many lower bits of a communication id do not belong to its prefix.
 _ID_BITS = 20
 _ID_MASK = (1 << _ID_BITS) - 1

@@ -62,20 +62,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = [
-    "MESSAGES",
-    "CALLS",
-    "RETRYING",
-    "AWAITING_USER",
-    "CONNECTED",
-    "INTERNAL",
-    "TRANSITIONS",
-    "Action",
-    "CmTrigger",
-    "CmState",
-    "Transition",
-]
-
 
 class CmState(Enum):
     """States of a connection, and of a service id resolution (SIDR)."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_EXPONENT", "ack_timeout", "seconds"]
-
 #: The largest exponent that is honoured, 65 seconds. The 5 bits allow a peer to ask for hours.
 MAX_EXPONENT = 24
 

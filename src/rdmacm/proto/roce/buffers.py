@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["LocalProtectionError", "padded", "scatter", "slices", "total"]
-
 
 class LocalProtectionError(Exception):
     """A local buffer was released, or is read-only and has to be written."""

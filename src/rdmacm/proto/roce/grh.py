@@ -14,8 +14,6 @@ from rdmacm.address import Gid
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["DEFAULT_HOP_LIMIT", "GRH", "NEXT_HEADER_UDP"]
-
 #: The next header, or protocol, of RoCEv2; that of InfiniBand and RoCEv1.
 NEXT_HEADER_UDP = 17
 NEXT_HEADER_IB = 0x1B

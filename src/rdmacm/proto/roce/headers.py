@@ -25,25 +25,6 @@ from rdmacm.proto.constants import BTH_LENGTH, PSN_MASK, QPN_MASK, RNR_TIMER_SEC
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, EXTENDED_LENGTH, HEADER_LENGTH, ExtendedHeader
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = [
-    "AETH",
-    "BTH",
-    "DETH",
-    "FETH",
-    "IETH",
-    "RETH",
-    "XRCETH",
-    "AethType",
-    "AtomicAckETH",
-    "AtomicETH",
-    "ImmDt",
-    "NakCode",
-    "RocePacket",
-    "feth_word",
-    "pad_count",
-    "peek",
-]
-
 # The fields of a BTH: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved, destination QPN; A, reserved, PSN.
 BTH_STRUCT = struct.Struct("!BBHII")
 #: A BTH as two numbers: the first eight bytes, which all middle packets of a message share, and the word with the PSN.

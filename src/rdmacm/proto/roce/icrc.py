@@ -35,8 +35,6 @@ from typing import TypeAlias
 from rdmacm.proto.constants import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["ICRC_STRUCT", "Icrc", "crc32", "icrc_between"]
-
 #: The ICRC as it follows a packet.
 ICRC_STRUCT = struct.Struct("<I")
 

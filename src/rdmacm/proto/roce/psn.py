@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from rdmacm.proto.constants import PSN_HALF, PSN_MASK
 
-__all__ = ["add", "after", "before", "difference"]
-
 
 def add(psn: int, count: int) -> int:
     """The PSN ``count`` after ``psn``, or before it if ``count`` is negative."""

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters, SharedReceives
     from rdmacm.proto.wire import Buffer
 
-__all__ = ["UcEngine", "UnreliableEngine"]
-
 _SEND = int(Operation.SEND)
 #: By opcode: bytes of its headers, 0 for opcodes of other services.
 _HEADER_LENGTHS = bytes(

@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["TRANSITIONS", "Arrival", "Step", "UcState"]
-
 
 class UcState(IntEnum):
     """Which message is in progress."""

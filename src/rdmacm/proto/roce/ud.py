@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.wire import Buffer
     from rdmacm.proto.work import Memory
 
-__all__ = ["NO_RECEIVE", "TOO_SHORT", "UdEngine", "UdFlow", "UdSend", "flow_between"]
-
 R = TypeVar("R")
 
 _SEND = int(Opcode.UD_SEND_ONLY)

@@ -32,8 +32,6 @@ from rdmacm.proto.work import WC, Memory, SendWork
 if TYPE_CHECKING:
     pass
 
-__all__ = ["SharedQueue", "TargetEngine", "XrcInitiator", "XrcTarget"]
-
 _XRC = int(TransportService.XRC)
 _XRCETH_LENGTH = XRCETH_STRUCT.size
 _LENGTHS = bytes(HEADER_LENGTH[o] if o & TRANSPORT_MASK == _XRC else 0 for o in range(256))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Attribute", "Selector"]
-
 
 class Attribute(IntEnum):
     """Attribute ids of the subnet administrator (InfiniBand Architecture 15.2.5)."""

@@ -30,8 +30,6 @@ from rdmacm.proto.sa.rmpp import (
 from rdmacm.proto.timerheap import LazyTimerHeap
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["SaClient", "SaResponse"]
-
 #: Record sizes in bytes, for responses that leave AttributeOffset 0, as responses to Get, Set and Delete may.
 _RECORD_SIZES: dict[int, int] = {
     Attribute.CLASS_PORT_INFO: 72,

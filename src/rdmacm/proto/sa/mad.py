@@ -10,8 +10,6 @@ from rdmacm.proto.mad import BASE_VERSION, MAD_SIZE, MgmtClass
 from rdmacm.proto.sa.rmpp import HEADER_SIZE, NO_RMPP, SEGMENT_SIZE, RmppHeader
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["CLASS_VERSION", "HEADER_LENGTH", "SaMad", "SaMethod", "SaStatus", "describe_status"]
-
 CLASS_VERSION = 2
 
 #: Bytes of a MAD before its records.

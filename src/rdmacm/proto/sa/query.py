@@ -13,8 +13,6 @@ from rdmacm.proto.sa.attributes import Selector
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import MCMemberRecord, NodeRecord, ServiceRecord
 
-__all__ = ["MemberMask", "NodeMask", "PathMask", "Record", "ServiceMask", "query_for"]
-
 Record: TypeAlias = "PathRecord | ServiceRecord | MCMemberRecord | NodeRecord"
 
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)

@@ -13,8 +13,6 @@ from rdmacm.proto.layout import Packed, bits, laid_out, whole
 from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["PATH_FLAGS", "PathData", "PathRecord", "Record", "unpadded"]
-
 _FLAGS = struct.Struct("=II")
 
 #: The flags a path must have for rdma_set_option(3), RDMA_OPTION_IB_PATH.

@@ -14,8 +14,6 @@ from rdmacm.address import Gid
 from rdmacm.proto.sa.attributes import Selector
 from rdmacm.proto.sa.records import RATE_GBPS, PathRecord
 
-__all__ = ["describe", "made_like", "meets", "same_partition", "set_fields", "why_unusable"]
-
 #: The fields that are compared for equality.
 _EQUAL = ("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl")
 #: The fields with a selector.

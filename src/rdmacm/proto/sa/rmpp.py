@@ -13,19 +13,6 @@ from typing import Annotated
 from rdmacm.proto.layout import Packed, bits, laid_out
 from rdmacm.proto.wire import Buffer
 
-__all__ = [
-    "NO_RMPP",
-    "SA_HEADER_SIZE",
-    "SEGMENT_SIZE",
-    "Receiver",
-    "RmppFlag",
-    "RmppHeader",
-    "RmppStatus",
-    "RmppType",
-    "Sender",
-    "describe_rmpp",
-]
-
 #: Bytes of records in a segment.
 SEGMENT_SIZE = 200
 #: Bytes of the SA header, which the payload length of a segment includes.

@@ -14,18 +14,6 @@ from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.records import Record, unpadded
 from rdmacm.proto.wire import Buffer
 
-__all__ = [
-    "LEASE_FOREVER",
-    "ClassPortInfo",
-    "JoinState",
-    "MCMemberRecord",
-    "NodeRecord",
-    "NodeInfoType",
-    "ServiceRecord",
-    "service_name_bytes",
-    "service_number",
-]
-
 #: ``service_lease`` of a service that does not expire.
 LEASE_FOREVER = 0xFFFFFFFF
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from rdmacm.progress.runtime import Runtime
 
-__all__ = ["MAX_EVENTS", "SoftAsyncQueue"]
-
 #: Events in a queue that nothing reads.
 MAX_EVENTS = 1024
 

@@ -9,8 +9,6 @@ from rdmacm.proto import plainints as bits
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 
-__all__ = ["SEND_ATTRIBUTES", "copy_path", "named_fields", "rtr_attributes", "rts_attributes"]
-
 _FIELDS: tuple[tuple[int, str], ...] = (
     (bits.QP_EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify"),
     (bits.QP_ACCESS_FLAGS, "qp_access_flags"),

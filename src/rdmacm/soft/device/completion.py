@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents
 
-__all__ = ["SoftCQ", "SoftChannel"]
-
 # How a queue is armed: for any completion, or for solicited ones and errors.
 _ANY, _SOLICITED = 1, 2
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     #: What the engine sends a packet with: with the compiled core's wire a route of the core.
     Way = WireRoute | Route
 
-__all__ = ["SoftUdQP"]
-
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 #: Of a packet whose header the wire does not know.
 _NO_IP_FIELDS = IpFields()

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.device import Device
     from rdmacm.verbs.wr import AddressHandle
 
-__all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
-
 #: What all software devices are, and their limits. What is no limit of the device's has the value of rdma_rxe.
 SOFT_DEVICE_ATTR = DeviceAttr(
     fw_ver="0.0.0",

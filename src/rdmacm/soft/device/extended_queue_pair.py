@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["SoftXrcRecvQP", "SoftXrcSRQ", "SoftXrcSendQP", "XrcDomain"]
-
 _SRQN_BITS = 24
 
 

@@ -15,8 +15,6 @@ from rdmacm.soft.wire.base import Wire, group_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["MAX_GROUPS", "MAX_GROUP_QPS", "Groups"]
-
 #: Groups of one process. Each takes a socket.
 MAX_GROUPS = 1024
 #: Queue pairs of one process that are attached to one group.

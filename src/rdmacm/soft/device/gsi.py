@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.wire import Buffer
     from rdmacm.soft.connection_manager import OnUndelivered
 
-__all__ = ["GsiCarrier", "RoceGsi"]
-
 _HEADERS_LENGTH = BTH_DETH_STRUCT.size
 _PACKET_LENGTH = _HEADERS_LENGTH + MAD_SIZE + ICRC_LENGTH
 #: Of a request: where its transaction id and its communication id (of a SIDR_REQ the request id) begin.

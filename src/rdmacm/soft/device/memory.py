@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Regions
     from rdmacm.verbs.wr import RecvWR
 
-__all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
-
 #: Keys of deregistered regions, and of deallocated windows, that are not given again yet.
 _FREED_KEYS = 1024
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from rdmacm.proto._core import Window
 
-__all__ = ["Bind", "Bindings", "SoftMW", "WindowState"]
-
 _REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 _bind_numbers = count(1)
 

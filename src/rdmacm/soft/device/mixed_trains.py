@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["parts_of_train"]
-
 
 def parts_of_train(train: memoryview, segment: int) -> Iterator[memoryview]:
     """The packets of a train of ``segment`` bytes each, those joined that follow one another for one queue pair."""

@@ -9,8 +9,6 @@ from rdmacm.soft.wire.base import SocketAddress
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["GroupQP", "MultiplexedQP"]
-
 
 class MultiplexedQP(Protocol):
     """A queue pair as the multiplexer uses it. All methods are called under the runtime's lock."""

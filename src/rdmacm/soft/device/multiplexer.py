@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from rdmacm.proto._core import Wire as CoreWire
     from rdmacm.proto.engine import EngineFactory
 
-__all__ = ["MAX_QP", "GroupQP", "MultiplexedQP", "QPMultiplexer"]
-
 #: Numbers of closed queue pairs that are not given again yet.
 _FREED_QPNS = 512
 #: How many of the 4,096 numbers of a slot may be in use or held: finding a free one must not take long.

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
     from rdmacm.verbs.wr import SendWR
 
-__all__ = ["SoftQP"]
-
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from rdmacm.soft.device.memory import MemoryTable
 
-__all__ = ["UnsignaledWrId", "refused", "send_work"]
-
 _FETCHING_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
 #: Members by number. Engines compare by identity, and a user may post a plain int.
 _OPCODES = {int(opcode): opcode for opcode in WROpcode}

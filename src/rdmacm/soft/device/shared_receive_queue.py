@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR
 
-__all__ = ["PythonReceives", "SoftSRQ"]
-
 
 class PythonReceives(deque[RecvWork]):
     """The receives of a queue, oldest first: what SharedReceives is in the compiled core."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.roce.uc import UnreliableEngine
     from rdmacm.verbs.wr import SendWR
 
-__all__ = ["SoftUcQP"]
-
 
 class SoftUcQP(SoftQP):
     """An unreliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""

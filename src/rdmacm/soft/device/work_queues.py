@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["DeviceParts", "WorkQueues"]
-
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
 #: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.

@@ -26,8 +26,6 @@ from rdmacm.proto.sa.mad import SaMethod
 from rdmacm.proto.sa.subnet import JoinState, MCMemberRecord
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["GroupDone", "GroupRequest", "PortGroups", "PortJoin"]
-
 #: Takes the group as the administrator has it, or why the port is not a member.
 GroupDone: TypeAlias = Callable[["MCMemberRecord | None", "Failure | None"], None]
 

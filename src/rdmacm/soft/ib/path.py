@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["IbPath"]
-
 
 class IbPath:
     """Where messages to a peer's connection manager go; equal to every other path to the same LID."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 
-__all__ = ["IbDevice", "IbPorts"]
-
 
 class IbPorts:
     """The InfiniBand ports of one host. Used with the runtime's lock held.

@@ -26,8 +26,6 @@ from rdmacm.soft.ib.path import IbPath
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
-__all__ = ["Subnet"]
-
 #: Seconds. The timeout of a query for the Q_Key of a multicast group.
 _GROUP_TIMEOUT = 2.0
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.ids.id_state import IdState
     from rdmacm.soft.ids.link import Link
 
-__all__ = ["AlternatePath", "why_no_alternate"]
-
 #: The longest time that this device takes to acknowledge, as in REQ and REP: an exponent of 4.096 µs.
 _CA_ACK_DELAY = 15
 

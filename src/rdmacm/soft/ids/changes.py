@@ -8,8 +8,6 @@ from rdmacm.address import InetAddr
 from rdmacm.resolution.hosts import IpoibInterface, RocePortView
 from rdmacm.soft.ids.id_state import IdState
 
-__all__ = ["ipoib_change", "roce_change"]
-
 
 def roce_change(core: IdState, before: RocePortView, after: RocePortView) -> tuple[int, str] | None:
     """Errno and text of the change that matters most to the id; None if no change does."""

@@ -18,8 +18,6 @@ from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag
 
-__all__ = ["Connector", "ConnectorUser"]
-
 
 class ConnectorUser(Protocol):
     """The id, as its connector reports to it. ``text`` says why, for the event."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 
-__all__ = ["GidResolver"]
-
 #: The port spaces in which an AF_IB address may be bound, by that of the id, in the order in which they are tried.
 _IB_SPACES = {
     PortSpace.IB: (PortSpace.IB, PortSpace.TCP, PortSpace.UDP),

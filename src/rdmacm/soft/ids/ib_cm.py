@@ -62,8 +62,6 @@ from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr
 from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPType
 
-__all__ = ["NO_ECE", "IbCmConnector", "IbCmUser"]
-
 _RC = int(TransportServiceType.RC), 0
 _XRC = int(TransportServiceType.EXTENDED), 1
 #: The transport service of queue pairs in a REQ, by QP type (InfiniBand Architecture 12.7.9).

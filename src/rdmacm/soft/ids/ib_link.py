@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 
-__all__ = ["IbLink"]
-
 #: The number of paths to query when an alternate one is wanted: some may have the LIDs of the first.
 _ALTERNATE_PATHS = 8
 #: Seconds. The shortest timeout of a path query, after ibacm has used up the time.

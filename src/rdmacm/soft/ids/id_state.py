@@ -29,8 +29,6 @@ from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer
 
-__all__ = ["IdState", "explain_failure", "family_of", "host_of", "steps_of", "wildcard_of"]
-
 #: The order of the steps in an explanation; others come last.
 _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 

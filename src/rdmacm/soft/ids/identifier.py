@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.verbs.qp import QP
 
-__all__ = ["SoftId"]
-
 #: The longest backlog of a listener, as net.rdma_ucm.max_backlog.
 _MAX_BACKLOG = 1024
 #: IBV_EVENT_COMM_EST and IBV_EVENT_PATH_MIG, the events that rdma_notify(3) takes.

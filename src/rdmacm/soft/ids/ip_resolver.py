@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rdmacm.net.types import Neighbour
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["IpResolver"]
-
 _NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
 
 

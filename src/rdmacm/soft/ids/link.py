@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["UDP_QKEY", "AddressLookup", "Link", "Refusal", "Resolver"]
-
 #: The reason and the additional information of a REJ.
 Refusal: TypeAlias = tuple[RejectReason, bytes]
 

@@ -15,8 +15,6 @@ from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.id_state import IdState
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["set_option"]
-
 _MAX_INT32 = 0x7FFFFFFF
 #: Bytes of struct ibv_path_data.
 _PATH_DATA_SIZE = 72

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rdmacm.soft.ids.id_state import IdState
     from rdmacm.soft.ids.link import Link
 
-__all__ = ["accepted_qkey", "attributes_of", "fill_initial"]
-
 _M = QPAttrMask
 _TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
 _UC_TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN

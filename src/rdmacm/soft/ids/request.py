@@ -10,8 +10,6 @@ from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import Mtu
 
-__all__ = ["alternate_of_request", "header_of", "param_of_request", "path_of_request"]
-
 
 def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
     """The rdma_cm header in the private data, with the IP addresses; None for a request between AF_IB addresses."""

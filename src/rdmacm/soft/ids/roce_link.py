@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["RoceLink"]
-
 #: The LIDs in a REQ of RoCE, which has none (InfiniBand Architecture annex A16).
 _LID_UNUSED = 0xFFFF
 _DEFAULT_HOP_LIMIT = 64

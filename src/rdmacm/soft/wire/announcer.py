@@ -8,8 +8,6 @@ from collections.abc import Callable, Container, Sequence
 from rdmacm.soft.wire.base import Received
 from rdmacm.soft.wire.port_group import PortGroup
 
-__all__ = ["Announcer"]
-
 #: Packets that are announced at once, and how many more a second. The others reach the process that reads them alone.
 _BURST, _RATE = 64, 16
 #: Seconds after which the processes are looked for again.

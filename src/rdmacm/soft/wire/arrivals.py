@@ -12,8 +12,6 @@ from rdmacm.soft.wire.base import IpFields, PacketBuffer, Received, SocketAddres
 if TYPE_CHECKING:
     from rdmacm.proto._core import Wire as CoreWire
 
-__all__ = ["arrivals"]
-
 
 def arrivals(core_wire: CoreWire) -> Iterator[Received]:
     """Take it, oldest first. A local address that is not known is empty."""

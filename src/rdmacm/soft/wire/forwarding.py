@@ -25,8 +25,6 @@ from rdmacm.proto.wire import Buffer
 from rdmacm.soft.wire.base import Received, Undelivered
 from rdmacm.soft.wire.parking import receive_rights, rights
 
-__all__ = ["Credentials", "Delivery", "ForwardReceiver", "ForwardSender", "bind_name", "credentials", "give_slot"]
-
 _BACKLOG = 256
 #: Connections that either end keeps. A host may have more processes: then those that were used last are kept.
 _MAX_CONNECTIONS = 256

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping
 
 from rdmacm.soft.wire.forwarding import bind_name
 
-__all__ = ["MAX_ABANDONED", "GroupNames", "bound_names", "users_of_names"]
-
 #: Names that a group may abandon, so that its file stays small.
 MAX_ABANDONED = 8192
 

@@ -18,8 +18,6 @@ from rdmacm.errors import cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.base import group_key
 
-__all__ = ["GroupSockets", "GroupSource"]
-
 _NATIVE_INT = struct.Struct("=I")
 
 

@@ -20,8 +20,6 @@ from rdmacm.soft.wire.slot_filter import is_disconnect_request
 from rdmacm.soft.wire.sockets import ANCILLARY_SPACE
 from rdmacm.soft.wire.source import Source
 
-__all__ = ["Inheritance"]
-
 #: Slots that a process answers for at a time; a further one displaces the oldest.
 _MOST = 8
 #: How long it does, in seconds: longer than peers repeat a DREQ. Then the next packet ends it, or the next slot.

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6
 
-__all__ = ["ReadMessage", "held_reader"]
-
 #: :meth:`socket.socket.recvmsg_into`, with one buffer.
 ReadMessage = Callable[[list[memoryview], int], "tuple[int, list[tuple[int, int, bytes]], int, tuple[str, int]]"]
 

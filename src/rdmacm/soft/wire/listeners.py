@@ -11,8 +11,6 @@ from rdmacm.errors import cm_error
 from rdmacm.soft.wire.forwarding import ForwardReceiver
 from rdmacm.soft.wire.port_group import PortGroup
 
-__all__ = ["ListenKey", "Listeners"]
-
 #: A service id, and the local address or None for any.
 ListenKey: TypeAlias = "tuple[int, bytes | None]"
 

@@ -25,8 +25,6 @@ from collections.abc import Sequence
 from rdmacm.errors import cm_error
 from rdmacm.proto.constants import MAX_SLOT
 
-__all__ = ["Parking", "receive_rights", "rights"]
-
 #: This many positions have a message of their own.
 _SINGLE = 128
 #: The others have one together with as many positions. A message holds 253 descriptors at most.

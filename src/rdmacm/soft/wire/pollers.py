@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from rdmacm.soft.wire.base import Received
 
-__all__ = ["Pollers", "Reader"]
-
 #: Reads a descriptor, and appends what is for this process.
 Reader: TypeAlias = Callable[[list[Received]], None]
 

@@ -42,8 +42,6 @@ from rdmacm.soft.wire.group_names import GroupNames, bound_names, users_of_names
 from rdmacm.soft.wire.parking import Parking, receive_rights, rights
 from rdmacm.soft.wire.slot_filter import attach, shift_of, slot_at
 
-__all__ = ["CannotShare", "OwnedSlot", "PortGroup"]
-
 #: How long a new process waits for admission, and how long for one other process that claims a slot, in seconds.
 JOIN_SECONDS = 15.0
 #: How long a process that claims a further slot waits for one other process that does, in seconds.

@@ -23,21 +23,6 @@ from rdmacm.proto.constants import GSI_QPN, MAX_SLOT, QPN_BITS, QPN_MASK
 from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer
 
-__all__ = [
-    "COMM_ID_BITS",
-    "SERVICE_ID",
-    "attach",
-    "is_disconnect_request",
-    "is_request",
-    "names_no_connection",
-    "position_of",
-    "qpn_of",
-    "shift_of",
-    "slot_at",
-    "slot_of",
-    "slot_of_sender",
-]
-
 #: How many lower bits of a communication id do not belong to the slot.
 COMM_ID_BITS = 20
 

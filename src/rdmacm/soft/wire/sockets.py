@@ -20,29 +20,6 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.processes import process_text
 from rdmacm.soft.wire.base import IpFields, Undelivered
 
-__all__ = [
-    "ANCILLARY_SPACE",
-    "FAMILIES",
-    "PACKET_INFO",
-    "REPORTS_ERRORS",
-    "UDP_GRO",
-    "Control",
-    "bind_error",
-    "control",
-    "discard_errors",
-    "ip_fields",
-    "join_group",
-    "open_group_socket",
-    "open_socket",
-    "read_error",
-    "report_ip_fields",
-    "segment_control",
-    "set_queue_bytes",
-    "set_trains",
-    "try_option",
-    "wildcard_sockets",
-]
-
 FAMILIES = (AF_INET, AF_INET6)
 
 

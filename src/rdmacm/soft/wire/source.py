@@ -9,8 +9,6 @@ from socket import AF_INET, AF_INET6
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.held_reads import ReadMessage, held_reader
 
-__all__ = ["RequestRate", "Source"]
-
 #: Management datagrams that are read as they arrive, and how many more a second.
 _BURST, _RATE = 256, 4000
 

@@ -69,8 +69,6 @@ from rdmacm.soft.wire.udp_sender import UNREACHABLE, UdpSender
 if TYPE_CHECKING:
     from rdmacm.proto._core import Wire as CoreWire
 
-__all__ = ["UdpWire"]
-
 #: Seconds for a datagram, at a stream, that say that another thread had the interpreter meanwhile; then so many calls
 #: of receive() keep it, and read so many datagrams at once.
 _GIVEN_UP, _HELD_CALLS, _HELD_BATCH = 0.001, 256, 64

@@ -16,8 +16,6 @@ from rdmacm.soft.wire.base import SocketAddress, WirePath
 if TYPE_CHECKING:
     from rdmacm.proto._core import Route
 
-__all__ = ["UdpRoute"]
-
 
 class UdpRoute:
     """Implements :class:`rdmacm.soft.wire.base.WireRoute`."""

@@ -18,8 +18,6 @@ from rdmacm.soft.wire.base import Undelivered, WireRoute
 from rdmacm.soft.wire.slot_filter import is_request
 from rdmacm.soft.wire.udp_route import UdpRoute
 
-__all__ = ["UNREACHABLE", "UdpSender"]
-
 #: Errors of a packet that say that no copy of it would be delivered, either.
 UNREACHABLE = frozenset(
     (

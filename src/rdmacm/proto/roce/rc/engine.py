@@ -30,8 +30,6 @@ from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, RecvWork, SendWork
 
-__all__ = ["RcEngine"]
-
 #: By opcode: bytes of its headers at least, 0 for opcodes that a reliable connection does not have.
 _HEADER_LENGTHS = bytes(0 if opcode & TRANSPORT_MASK else HEADER_LENGTH[opcode] for opcode in range(256))
 

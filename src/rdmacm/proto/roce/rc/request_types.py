@@ -22,8 +22,6 @@ from rdmacm.proto.constants import (
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.work import WC
 
-__all__ = ["REQUEST_TYPES", "UNSUPPORTED", "RequestType"]
-
 
 class RequestType:
     """How the requests of one opcode are sent, and how they complete."""

@@ -16,8 +16,6 @@ from rdmacm.proto.engine import EngineCounters, SharedReceives
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork
 
-__all__ = ["RcState", "Resource", "Response"]
-
 _NO_ICRC = Icrc(bytes(4), bytes(4), 0)
 
 

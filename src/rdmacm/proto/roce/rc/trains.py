@@ -15,8 +15,6 @@ from rdmacm.proto.engine import Datagram
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.wire import Buffer
 
-__all__ = ["Trains"]
-
 #: ``sendmsg`` takes 1024 pieces (UIO_MAXIOV). No packet joins a train with more than this: one adds as many pieces as
 #: its request has buffers.
 _MAX_PIECES = 800
