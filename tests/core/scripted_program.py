@@ -93,7 +93,8 @@ def run(port: int) -> dict[str, object]:
 
 
 def main() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    # Without the scripted sockets, which come last.
+    environment = {**os.environ, "LD_PRELOAD": os.environ["LD_PRELOAD"].rpartition(":")[0]}
     command = [sys.executable, __file__, "serve"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

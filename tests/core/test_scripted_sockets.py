@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(request: pytest.FixtureRequest, library: Path) -> dict[str, Any]:
     cases = json.dumps([case[:4] for case in CASES])
     program = Path(__file__).with_name("scripted_program.py")
-    environment = python_environment({"LD_PRELOAD": str(library), "RDMACM_CORE": request.param})
+    preload = ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), str(library)])  # the sanitizer's comes first
+    environment = python_environment({"LD_PRELOAD": preload, "RDMACM_CORE": request.param})
     done = subprocess.run(
         [sys.executable, program, cases], env=environment, capture_output=True, text=True, check=False, timeout=100
     )
