@@ -53,7 +53,7 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
     send->pin = pin;
     send->memory = pin->memory;
     enter_core();
-    bool done = !(kind & RDMACM_IS_ATOMIC && send->memory.length != 8) && rdmacm_rc_post_send(self->conn->rc, send);
+    bool done = !(kind & RDMACM_IS_ATOMIC && send->memory.length != 8) && rdmacm_post_send(self->conn->queues, send);
     rdmacm_leave();
     return keep_pin(pin, done);
 }
@@ -124,11 +124,11 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
                           &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
-    ConnectedEngine *engine = (ConnectedEngine *)parts.core;
+    Engine *engine = parts.core;
     if (!engine->domain && (!PyObject_TypeCheck(parts.send_queue, queue_type) ||
                             !PyObject_TypeCheck(parts.recv_queue, queue_type)))
         return PyErr_Format(PyExc_TypeError, "two completion queues are wanted");
-    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
+    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !parts.wire->wire ||
         engine->is_shared)
         return PyErr_Format(PyExc_ValueError,
                             "addresses of two families, a closed wire, or two connections of an engine");
@@ -137,13 +137,7 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
         return NULL;
     struct rdmacm_conn *conn = self->base.conn = &self->conn;
     self->base.post_send = post_send;
-    self->base.is_shared = &engine->is_shared;
-    self->base.rules.regions = engine->rc.regions;
-    self->base.rules.pd = engine->rc.pd;
     conn->rc = &engine->rc;
-    if (engine->shared)
-        ((SharedReceives *)engine->shared)->is_shared = true;
-    conn->qp_num = conn->rc->qp_num;
     memcpy(conn->remote, remote, (size_t)remote_length);
     memcpy(conn->local, local, (size_t)local_length);
     conn->remote_scope = remote_scope;

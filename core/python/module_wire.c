@@ -624,7 +624,7 @@ static size_t pop_events(struct rdmacm_wire *wire, struct event *found) {
             conn->has_timer = true;
         event->has_deadline = conn->rc && conn->rc->has_deadline;
         event->deadline = event->has_deadline ? conn->rc->deadline : 0;
-        pop_counts(conn, &event->counts);
+        event->counts = pop_counts(conn->queues);
     }
     return count;
 }
