@@ -128,6 +128,13 @@ void take_lock(Lock *lock);
 /* Take the mutex of the core for a few steps, with the interpreter's lock. No call of Python and no drop_pin() comes
  * before rdmacm_leave(). If another thread has it, the interpreter's lock is released before this returns. */
 void enter_core(void);
+/* Such steps. */
+#define CORE_DO(...)                                                                                                   \
+    do {                                                                                                               \
+        enter_core();                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+        rdmacm_leave();                                                                                                \
+    } while (0)
 /* Release the interpreter's lock, and then take the mutex, for work with system calls; and the other way round. */
 PyThreadState *begin_core(void);
 void end_core(PyThreadState *state);
@@ -258,7 +265,9 @@ bool engine_set(Engine *self, PyObject *memory, PyObject *shared, PyObject *coun
         {"counters", T_OBJECT, offsetof(Engine, counters), READONLY, NULL}, FIELD(failed, queues, T_BOOL, 0),          \
         FIELD(send_failed, queues, T_BOOL, READONLY), FIELD(qp_num, queues, T_UINT, READONLY)
 #define ENGINE_SLOTS                                                                                                   \
-    SLOT(tp_traverse, engine_traverse), SLOT(tp_clear, engine_clear), SLOT(tp_dealloc, engine_dealloc)
+    SLOT(tp_new, engine_new), SLOT(tp_traverse, engine_traverse), SLOT(tp_clear, engine_clear),                        \
+        SLOT(tp_dealloc, engine_dealloc), SLOT(tp_members, engine_members), SLOT(tp_getset, engine_getset),            \
+        SLOT(tp_methods, engine_methods)
 PyObject *engine_post_recv(Engine *self, PyObject *work);
 PyObject *engine_look_up_again(Engine *self, PyObject *args);
 PyObject *engine_pause(Engine *self, PyObject *ignored);
@@ -330,6 +339,9 @@ bool read_truth(PyObject *object, PyObject *name, bool *truth);
 bool parse_send(PyObject *object, struct request *request);
 bool parse_recv(PyObject *object, struct request *request);
 void end_request(struct request *request);
+/* Read the fields that the opcode of a request on a connection has; `imm` is the attribute with immediate data. False,
+ * perhaps with an exception, if one is wrong. */
+bool read_fields(PyObject *object, PyObject *imm, bool is_xrc, struct rdmacm_send *send);
 /* What the flags of a request of the send queue mean. False if it is not one of those that the core takes. */
 bool parse_flags(const struct rules *rules, uint64_t flags, size_t elements, bool *solicited, bool *unsignaled);
 /* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
@@ -428,22 +440,31 @@ void set_object(PyObject **place, PyObject *object);
 /* Replace `count` objects, whose places follow, by the arguments of a function: None, or NULL with an exception. */
 PyObject *set_objects(PyObject *args, Py_ssize_t count, ...);
 void free_object(PyObject *self);
+/* A new object if it is complete; else it is dropped, and NULL returned, with an exception that its maker has set. */
+PyObject *finish_object(void *self, bool is_complete);
+/* The functions of a type for the collector: `objects` is a macro that lists its members that are objects. */
+#define VISIT_OBJECT(name) Py_VISIT((PyObject *)self->name);
+#define CLEAR_OBJECT(name) Py_CLEAR(self->name);
+#define TRAVERSE(structure, prefix, objects)                                                                           \
+    static int prefix##_traverse(structure *self, visitproc visit, void *arg) {                                        \
+        Py_VISIT(Py_TYPE((PyObject *)self));                                                                           \
+        objects(VISIT_OBJECT)                                                                                          \
+        return 0;                                                                                                      \
+    }
+#define CLEAR(structure, prefix, objects)                                                                              \
+    static int prefix##_clear(structure *self) {                                                                       \
+        objects(CLEAR_OBJECT)                                                                                          \
+        return 0;                                                                                                      \
+    }
 /* Append an item, which is taken over, NULL with an exception. The list is gone with an exception. */
 void append(PyObject **list, PyObject *item);
 /* What a function returns that has taken a request, or has not. NULL with an exception that it has left. */
 PyObject *answer(bool is_done);
-bool memory_init(PyObject *module);
-bool windows_init(PyObject *module);
-bool rc_init(PyObject *module);
-bool srq_init(PyObject *module);
-bool xrc_init(PyObject *module);
-bool wc_init(PyObject *module);
-bool lock_init(PyObject *module);
-bool wire_init(PyObject *module);
-bool connection_init(PyObject *module);
-bool route_init(PyObject *module);
-bool ud_init(PyObject *module);
-bool datagrams_init(PyObject *module);
+/* The files that have types. */
+#define FOR_PARTS(DO)                                                                                                  \
+    DO(lock) DO(wc) DO(memory) DO(windows) DO(rc) DO(wire) DO(srq) DO(xrc) DO(connection) DO(route) DO(ud) DO(datagrams)
+#define DECLARE_INIT(part) bool part##_init(PyObject *module);
+FOR_PARTS(DECLARE_INIT)
 /* What completions and requests are made of. */
 PyObject *configure_wc(PyObject *module, PyObject *args);
 PyObject *configure_works(PyObject *module, PyObject *args);

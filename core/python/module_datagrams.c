@@ -74,10 +74,8 @@ static bool post_send(void *queue_pair, PyObject *object) {
     send.memory = pin->memory;
     send.route = &route->route;
     send.flow = route->flow;
-    enter_core();
     struct rdmacm_ud *ud = self->conn->ud->ud;
-    done = ud->is_ready && send.memory.length <= ud->max_payload && rdmacm_ud_post_send(ud, &send);
-    rdmacm_leave();
+    CORE_DO(done = ud->is_ready && send.memory.length <= ud->max_payload && rdmacm_ud_post_send(ud, &send));
     return keep_pin(pin, done);
 }
 
@@ -201,11 +199,7 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     self->base.conn = &end->conn;
     self->base.post_send = post_send;
     self->base.addresses = Py_NewRef(addresses);
-    if (!queue_pair_join(&self->base, &parts)) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return finish_object(self, queue_pair_join(&self->base, &parts));
 }
 
 static PyMethodDef datagrams_methods[] = {

@@ -44,7 +44,6 @@ bool engine_set(Engine *self, PyObject *memory, PyObject *shared, PyObject *coun
 int engine_traverse(Engine *self, visitproc visit, void *arg) {
     struct rdmacm_queues *queues = &self->queues;
     Py_VISIT(Py_TYPE((PyObject *)self));
-#define VISIT_OBJECT(name) Py_VISIT(self->name);
     ENGINE_OBJECTS(VISIT_OBJECT)
     if (self->is_shared) /* another thread may change the queues now */
         return 0;
@@ -70,7 +69,6 @@ int engine_clear(Engine *self) {
         self->rc.domain = NULL;
         self->rc.outstanding_count = self->rc.send_index = 0;
     }
-#define CLEAR_OBJECT(name) Py_CLEAR(self->name);
     ENGINE_OBJECTS(CLEAR_OBJECT)
     /* Each queue is shorter before a pin ends, which may run other code. */
     while (queues->sends_count)

@@ -118,9 +118,8 @@ PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *Py_UNUSED(ign
 PyObject *queue_pair_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
     if (!self->core) /* its engine has them */
         return PyList_New(0);
-    enter_core();
-    struct rdmacm_counts counts = pop_counts(self->conn->queues);
-    rdmacm_leave();
+    struct rdmacm_counts counts;
+    CORE_DO(counts = pop_counts(self->conn->queues));
     return list_counts(&counts);
 }
 
@@ -170,30 +169,21 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts) {
     return true;
 }
 
+#define QUEUE_PAIR_OBJECTS(DO) DO(core) DO(qp) DO(send_queue) DO(recv_queue) DO(addresses)
+
 int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT((PyObject *)self->core);
-    Py_VISIT(self->qp);
-    Py_VISIT(self->send_queue);
-    Py_VISIT(self->recv_queue);
-    Py_VISIT(self->addresses);
+    QUEUE_PAIR_OBJECTS(VISIT_OBJECT)
     return 0;
 }
 
 int queue_pair_clear(QueuePair *self) {
-    if (self->wire && self->wire->wire) {
-        enter_core();
-        rdmacm_wire_detach(self->conn);
-        rdmacm_leave();
-    }
+    if (self->wire && self->wire->wire)
+        CORE_DO(rdmacm_wire_detach(self->conn));
     /* In a child of fork(2) it stays shared with a thread that may have been about to change it. */
     if (self->core && self->wire->wire)
         self->core->is_shared = false;
-    Py_CLEAR(self->core);
-    Py_CLEAR(self->qp);
-    Py_CLEAR(self->send_queue);
-    Py_CLEAR(self->recv_queue);
-    Py_CLEAR(self->addresses);
+    QUEUE_PAIR_OBJECTS(CLEAR_OBJECT)
     return 0;
 }
 

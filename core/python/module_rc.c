@@ -36,12 +36,8 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     if (!self)
         return NULL;
     rdmacm_rc_init(&self->rc, transport, qp_num, NULL);
-    if (!engine_set(self, memory, shared, counters) || !set_domain(self, domain) ||
-        !read_number(memory, names.number, UINT64_MAX, &self->rc.qp)) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return finish_object(self, engine_set(self, memory, shared, counters) && set_domain(self, domain) &&
+                                   read_number(memory, names.number, UINT64_MAX, &self->rc.qp));
 }
 
 /* -- the path and the states ----------------------------------------------------------------------------------------- */
@@ -183,20 +179,9 @@ static bool read_flush(PyObject *work, struct rdmacm_send *send) {
 
 /* Read the fields of a SendWork that its opcode has. False with an exception, or if one is wrong. */
 static bool read_send(PyObject *work, bool is_xrc, struct rdmacm_send *send) {
-    uint8_t kind = rdmacm_request_types[send->opcode].flags, word = rdmacm_request_types[send->opcode].word_kind;
-    if (!read_truth(work, names.solicited, &send->solicited) || !read_truth(work, names.fence, &send->fence))
-        return false;
-    if (word && !read_uint32(work, word == RDMACM_IMMEDIATE ? names.imm : names.invalidate_rkey, UINT32_MAX, &send->word))
-        return false;
-    if (is_xrc && !read_uint32(work, names.remote_srqn, RDMACM_QPN_MASK, &send->remote_srqn))
-        return false;
-    if (kind == RDMACM_IS_DATA || kind == RDMACM_IS_LOCAL)
-        return true;
-    return read_number(work, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
-           read_uint32(work, names.rkey, UINT32_MAX, &send->rkey) &&
-           (!(kind & RDMACM_IS_ATOMIC) || (read_number(work, names.compare_add, UINT64_MAX, &send->compare_add) &&
-                                           read_number(work, names.swap, UINT64_MAX, &send->swap))) &&
-           (!(kind & RDMACM_IS_FLUSH) || read_flush(work, send));
+    return read_truth(work, names.solicited, &send->solicited) && read_truth(work, names.fence, &send->fence) &&
+           read_fields(work, names.imm, is_xrc, send) &&
+           (!(rdmacm_request_types[send->opcode].flags & RDMACM_IS_FLUSH) || read_flush(work, send));
 }
 
 static PyObject *engine_post_send(Engine *self, PyObject *work) {
@@ -378,11 +363,7 @@ static PyMethodDef engine_methods[] = {
 static PyType_Slot engine_slots[] = {
     SLOT(tp_doc, "ConnectedEngine(qp_num, memory, shared_receives, counters, transport=0, domain=None): a connection\n"
                  "(docs/core.md)."),
-    SLOT(tp_new, engine_new),
     ENGINE_SLOTS,
-    SLOT(tp_members, engine_members),
-    SLOT(tp_getset, engine_getset),
-    SLOT(tp_methods, engine_methods),
     {0, NULL},
 };
 

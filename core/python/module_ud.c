@@ -16,11 +16,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     if (!self)
         return NULL;
     rdmacm_ud_init(&self->ud, qp_num);
-    if (!engine_set(self, memory, shared, counters)) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return finish_object(self, engine_set(self, memory, shared, counters));
 }
 
 /* -- states ---------------------------------------------------------------------------------------------------------- */
@@ -182,11 +178,7 @@ static PyMethodDef engine_methods[] = {
 
 static PyType_Slot engine_slots[] = {
     SLOT(tp_doc, "UdEngine(qp_num, memory, shared_receives, counters): a datagram queue pair (docs/core.md)."),
-    SLOT(tp_new, engine_new),
     ENGINE_SLOTS,
-    SLOT(tp_members, engine_members),
-    SLOT(tp_getset, engine_getset),
-    SLOT(tp_methods, engine_methods),
     {0, NULL},
 };
 
