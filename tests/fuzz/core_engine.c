@@ -202,7 +202,7 @@ static void post_send(struct side *side) {
         return;
     const struct side *peer = peer_of(side);
     uint32_t opcode = number(1) % RDMACM_REQUEST_TYPES, flags = number(1);
-    if (!rdmacm_rc_has(opcode))
+    if (!rdmacm_rc_has(&side->rc, opcode))
         return;
     uint8_t kind = rdmacm_request_types[opcode].flags;
     size_t index = side->sends.posted;
@@ -424,7 +424,7 @@ static void reset(struct side *side, bool has_srq, bool is_ipv6) {
     size_t length = is_ipv6 ? 16 : 4;
     rdmacm_flow_init(&side->to, addresses[me], addresses[!me], length, (uint16_t)(50000 + me), RDMACM_ROCE_PORT);
     rdmacm_flow_init(&side->from, addresses[!me], addresses[me], length, (uint16_t)(50000 + !me), RDMACM_ROCE_PORT);
-    rdmacm_rc_init(&side->rc, (uint32_t)(17 + me));
+    rdmacm_rc_init(&side->rc, RDMACM_RC, (uint32_t)(17 + me), NULL);
     side->rc.flow_out = side->to;
     side->rc.regions = &side->regions;
     side->rc.pd = PD;
