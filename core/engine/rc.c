@@ -1,14 +1,11 @@
-/* The queues of a connection, and what requester and responder share. */
+/* The states of a connection, and what requester and responder share. */
 #include "rdmacm_core.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    LEAST_CAPACITY = 16,
-    /* Responses of FLUSHes that wait to be sent; rxe has at most as many PSNs outstanding. */
-    MOST_FLUSHES = 128,
-};
+/* Responses of FLUSHes that wait to be sent; rxe has at most as many PSNs outstanding. */
+enum { MOST_FLUSHES = 128 };
 
 /* By enum ibv_wr_opcode. */
 const struct rdmacm_request_type rdmacm_request_types[RDMACM_REQUEST_TYPES] = {
@@ -40,64 +37,11 @@ void rdmacm_rc_init(struct rdmacm_rc *rc, uint8_t transport, uint32_t qp_num, co
 }
 
 void rdmacm_rc_free(struct rdmacm_rc *rc) {
-    free(rc->sends), free(rc->recvs), free(rc->responses), free(rc->resources);
-    rc->sends = NULL, rc->recvs = NULL, rc->responses = NULL, rc->resources = NULL;
-    rc->sends_capacity = rc->recvs_capacity = rc->responses_capacity = rc->resources_capacity = 0;
-    rc->sends_count = rc->recvs_count = rc->responses_count = rc->resources_count = rc->outstanding_count = 0;
-    rdmacm_completions_free(&rc->completions);
-}
-
-bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size_t more, size_t size) {
-    if (more <= *capacity - count)
-        return true;
-    size_t wanted = *capacity ? *capacity : LEAST_CAPACITY;
-    while (wanted - count < more) {
-        if (wanted > SIZE_MAX / 2 / size)
-            return false;
-        wanted *= 2;
-    }
-    char *grown = malloc(wanted * size), *ring;
-    if (!grown)
-        return false;
-    memcpy(&ring, place, sizeof ring); /* a pointer of any type */
-    if (count) {
-        size_t first = *capacity - *head < count ? *capacity - *head : count;
-        memcpy(grown, ring + *head * size, first * size);
-        memcpy(grown + first * size, ring, (count - first) * size);
-    }
-    free(ring);
-    memcpy(place, &grown, sizeof grown);
-    *capacity = wanted;
-    *head = 0;
-    return true;
-}
-
-void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const uint8_t *data, size_t size) {
-    const struct rdmacm_element *element = memory->elements;
-    for (; size && offset >= element->length; element++)
-        offset -= element->length;
-    for (; size; element++, offset = 0) {
-        size_t part = element->length - offset < size ? (size_t)(element->length - offset) : size;
-        memcpy(element->data + offset, data, part);
-        data += part, size -= part;
-    }
-}
-
-bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted) {
-    size_t head = 0;
-    return rdmacm_grow(&completions->items, &completions->capacity, &head, completions->count, posted + 1,
-                       sizeof *completions->items);
-}
-
-struct rdmacm_completion *rdmacm_complete(struct rdmacm_completions *completions, void *pin, uint32_t byte_len) {
-    struct rdmacm_completion *completion = &completions->items[completions->count++];
-    *completion = (struct rdmacm_completion){.pin = pin, .byte_len = byte_len};
-    return completion;
-}
-
-void rdmacm_completions_free(struct rdmacm_completions *completions) {
-    free(completions->items);
-    *completions = (struct rdmacm_completions){0};
+    free(rc->responses), free(rc->resources);
+    rc->responses = NULL, rc->resources = NULL;
+    rc->responses_capacity = rc->resources_capacity = 0;
+    rc->responses_count = rc->resources_count = rc->outstanding_count = 0;
+    rdmacm_queues_free(&rc->queues);
 }
 
 /* -- states and attributes --------------------------------------------------------------------------------------------- */
@@ -157,68 +101,6 @@ void rdmacm_rc_set_send_attributes(struct rdmacm_rc *rc, const struct rdmacm_rts
 
 /* -- requests ---------------------------------------------------------------------------------------------------------- */
 
-static bool reserve_completion(struct rdmacm_rc *rc) {
-    return rdmacm_reserve_completions(&rc->completions,
-                                      rc->sends_count + rc->recvs_count + (rc->current_recv.pin ? 1 : 0));
-}
-
-static void flush_send(struct rdmacm_rc *rc, const struct rdmacm_send *send, uint8_t status) {
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, 0);
-    completion->opcode = send->opcode;
-    completion->status = status;
-}
-
-static void flush_recv(struct rdmacm_rc *rc, void *pin, uint8_t status) {
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, pin, 0);
-    completion->is_recv = true;
-    completion->status = status;
-    completion->srqn = (uint32_t)rc->srqn;
-}
-
-bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send) {
-    if (!reserve_completion(rc))
-        return false;
-    if (rc->failed || rc->send_failed) {
-        flush_send(rc, send, RDMACM_WC_WR_FLUSH_ERR);
-        return true;
-    }
-    if (send->memory.length > RDMACM_LONGEST_MESSAGE || !RDMACM_RING_RESERVE(rc, sends))
-        return false;
-    *RDMACM_RING_AT(rc, sends, rc->sends_count++) = *send;
-    return true;
-}
-
-bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv) {
-    if (rc->srq || rc->transport == RDMACM_XRC || !reserve_completion(rc))
-        return false;
-    if (rc->failed) {
-        flush_recv(rc, recv->pin, RDMACM_WC_WR_FLUSH_ERR);
-        return true;
-    }
-    if (!RDMACM_RING_RESERVE(rc, recvs))
-        return false;
-    *RDMACM_RING_AT(rc, recvs, rc->recvs_count++) = *recv;
-    return true;
-}
-
-bool rdmacm_take_recv(struct rdmacm_rc *rc, struct rdmacm_recv *recv) {
-    if (rc->srq) { /* nothing had its room when it was posted */
-        bool done = reserve_completion(rc) && rdmacm_srq_take(rc->srq, recv);
-        rc->has_reached_limit |= rc->srq->is_limit_reached;
-        return done;
-    }
-    if (!rc->recvs_count)
-        return false;
-    *recv = *RDMACM_RING_AT(rc, recvs, 0);
-    RDMACM_RING_DROP(rc, recvs);
-    return true;
-}
-
-void rdmacm_rc_look_up_again(struct rdmacm_rc *rc, uint32_t lkey) {
-    for (size_t i = 0; i < rc->recvs_count; i++)
-        rdmacm_recv_look_up(RDMACM_RING_AT(rc, recvs, i), rc->regions, rc->pd, lkey);
-}
-
 void rdmacm_acknowledged(struct rdmacm_rc *rc, uint32_t psn) {
     rc->unacked_psn = rdmacm_psn_add(psn, 1);
     if ((rc->next_psn - rc->unacked_psn) & RDMACM_PSN_HALF) /* it was about to be retransmitted in vain */
@@ -226,12 +108,8 @@ void rdmacm_acknowledged(struct rdmacm_rc *rc, uint32_t psn) {
 }
 
 void rdmacm_complete_send(struct rdmacm_rc *rc, uint32_t byte_len) {
-    const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, byte_len);
-    completion->opcode = send->opcode;
-    completion->unsignaled = send->unsignaled;
-    rdmacm_acknowledged(rc, send->last_psn);
-    RDMACM_RING_DROP(rc, sends);
+    rdmacm_acknowledged(rc, RDMACM_RING_AT(rc, sends, 0)->last_psn);
+    rdmacm_end_send(&rc->queues, byte_len);
     rc->outstanding_count--;
     if (rc->send_index)
         rc->send_index--;
@@ -253,19 +131,10 @@ void rdmacm_count(struct rdmacm_rc *rc, enum rdmacm_count count) {
 
 /* -- the end ----------------------------------------------------------------------------------------------------------- */
 
-static void complete_current_recv(struct rdmacm_rc *rc, uint8_t status) {
-    if (rc->current_recv.pin)
-        flush_recv(rc, rc->current_recv.pin, status);
-    rc->current_recv = (struct rdmacm_recv){0};
-}
-
 static void flush_sends(struct rdmacm_rc *rc, uint8_t status) {
     rc->next_psn = rc->end_psn;
-    for (size_t i = 0; i < rc->sends_count; i++) {
-        flush_send(rc, RDMACM_RING_AT(rc, sends, i), status);
-        status = RDMACM_WC_WR_FLUSH_ERR;
-    }
-    rc->sends_count = rc->outstanding_count = rc->send_index = 0;
+    rc->outstanding_count = rc->send_index = 0;
+    rdmacm_flush_sends(&rc->queues, status);
 }
 
 void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
@@ -282,10 +151,7 @@ void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status) {
         rc->failure = status;
     rc->rnr_waiting = rc->has_deadline = false;
     flush_sends(rc, status);
-    complete_current_recv(rc, RDMACM_WC_WR_FLUSH_ERR);
-    for (size_t i = 0; i < rc->recvs_count; i++)
-        flush_recv(rc, RDMACM_RING_AT(rc, recvs, i)->pin, RDMACM_WC_WR_FLUSH_ERR);
-    rc->recvs_count = 0;
+    rdmacm_flush_recvs(&rc->queues);
 }
 
 void rdmacm_rc_flush(struct rdmacm_rc *rc) {
@@ -296,13 +162,11 @@ void rdmacm_rc_flush(struct rdmacm_rc *rc) {
     rdmacm_rc_fail(rc, RDMACM_WC_WR_FLUSH_ERR);
 }
 
-void rdmacm_rc_resume(struct rdmacm_rc *rc) { rc->paused = rc->send_failed = false; }
-
 /* End the connection because of a request of the peer: the receive in progress completes with `status`. */
 void rdmacm_fail_receive(struct rdmacm_rc *rc, uint8_t status) {
     if (rc->failed)
         return;
-    complete_current_recv(rc, status);
+    rdmacm_flush_current(&rc->queues, status);
     rdmacm_rc_fail(rc, RDMACM_WC_WR_FLUSH_ERR);
     rc->failure = status;
     rc->has_failed_peer = true;

@@ -179,8 +179,17 @@ struct rdmacm_send {
     struct rdmacm_memory memory; /* the source of SEND, WRITE and ATOMIC WRITE, the destination of READ and atomics */
     uint32_t length;             /* bytes of the message, of the response to a READ, or that a FLUSH names */
     uint32_t rkey;
-    uint64_t remote_addr;
-    uint64_t compare_add, swap; /* the operands of an atomic */
+    union {
+        struct {
+            uint64_t remote_addr;
+            uint64_t compare_add, swap; /* the operands of an atomic */
+        };
+        struct { /* of a datagram */
+            void *route; /* the owner's; packets of one route may be a train */
+            struct rdmacm_flow flow;
+            uint32_t dest_qpn, qkey;
+        };
+    };
     uint32_t word;              /* immediate data, or the key that is invalidated */
     uint32_t remote_srqn;       /* XRC: the number of the peer's shared receive queue */
     const struct rdmacm_bind *bind; /* BIND_MW; lives as long as the pin */
@@ -343,23 +352,62 @@ enum rdmacm_refusal {
     RDMACM_NOT_REFUSED = RDMACM_REFUSALS,
 };
 
+/* -- the queues of a queue pair -------------------------------------------------------------------------------------- */
+
+/* Rings have capacities that are powers of two. */
+#define RDMACM_QUEUES                                                                                                  \
+    uint8_t transport; /* RDMACM_RC, RDMACM_UC, RDMACM_XRC or RDMACM_UD: that of its opcodes */                        \
+    bool failed, paused;                                                                                               \
+    bool send_failed; /* unreliable: a request has failed, and others complete as flushed until the owner resumes */   \
+    bool has_reached_limit; /* whether it has taken a receive at the limit of its queue, since the wire has looked */  \
+    bool has_refused;       /* whether one of `refused` is not 0 */                                                    \
+    uint32_t qp_num;                                                                                                   \
+    int32_t srqn; /* XRC target: the number of the queue that the last request has named; -1: none */                  \
+    struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */                                \
+    uint64_t pd;                    /* XRC target: that of `srq` */                                                    \
+    struct rdmacm_send *sends;                                                                                         \
+    size_t sends_capacity, sends_head, sends_count;                                                                    \
+    struct rdmacm_srq *srq; /* where receives come from, the owner's; NULL: from `recvs`. XRC target: of a request */  \
+    struct rdmacm_recv *recvs;                                                                                         \
+    size_t recvs_capacity, recvs_head, recvs_count;                                                                    \
+    /* The SEND in progress; unreliable: or one that was abandoned, whose receive is the next one. Pin NULL: none. */  \
+    struct rdmacm_recv current_recv;                                                                                   \
+    struct rdmacm_completions completions;                                                                             \
+    struct rdmacm_counts counts;                                                                                       \
+    uint32_t refused[RDMACM_REFUSALS]; /* packets that nobody needs to know of, since the owner has taken the counts */
+
+/* What queue pairs of all types have. */
+struct rdmacm_queues {
+    RDMACM_QUEUES
+};
+
+/* Queue a request. In the error states it completes as flushed. False, with nothing done, without memory, for a message
+ * that is too long, and for a receive with a shared receive queue or XRC. */
+bool rdmacm_post_send(struct rdmacm_queues *queues, const struct rdmacm_send *send);
+bool rdmacm_post_recv(struct rdmacm_queues *queues, const struct rdmacm_recv *recv);
+/* The region of a local key was registered anew: receives that it does not have the memory of any more fail. */
+void rdmacm_look_up_again(struct rdmacm_queues *queues, uint32_t lkey);
+
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
 /* The names and meanings are those of rdmacm.proto.roce.rc.state.RcState. An unreliable connection
  * (rdmacm.proto.roce.uc.UcEngine) leaves most of them unused. */
 struct rdmacm_rc {
-    uint8_t transport; /* RDMACM_RC, RDMACM_UC or RDMACM_XRC: that of its opcodes */
+    union {
+        struct rdmacm_queues queues;
+        struct {
+            RDMACM_QUEUES
+        };
+    };
 
     /* path */
     struct rdmacm_flow flow_out, flow_in;
     uint64_t send_bth;
-    uint32_t qp_num;
     uint32_t path_mtu; /* bytes */
     uint32_t identification;
 
     /* states */
-    bool failed, can_send, can_receive, paused, rnr_waiting, retransmitting;
-    bool send_failed; /* unreliable: a request has failed, and others complete as flushed until the owner resumes */
+    bool can_send, can_receive, rnr_waiting, retransmitting;
     uint8_t failure;       /* the status of the error that has ended it; 0: none, or rdmacm_rc_flush() has */
     bool has_failed_peer;  /* whether that was an error of a request of the peer */
     bool flush_icrc_twice; /* whether FLUSHes get rxe's ICRC at first */
@@ -375,8 +423,7 @@ struct rdmacm_rc {
     bool has_deadline;
 
     /* responder */
-    struct rdmacm_regions *regions; /* NULL: requests that name memory are not taken */
-    uint64_t pd; /* XRC target: that of `srq` */
+    const struct rdmacm_table *domain; /* XRC target: the queues that requests name, by number; NULL: it is none */
     uint64_t qp; /* stands for the queue pair, for windows */
     uint32_t access;
     uint32_t expected_psn, executed_psn, msn;
@@ -390,28 +437,14 @@ struct rdmacm_rc {
     int32_t ack_psn; /* -1: none */
     uint32_t ack_aeth;
 
-    /* queues: rings whose capacities are powers of two */
-    struct rdmacm_send *sends; /* the first `outstanding_count` have PSNs, the others wait for theirs */
-    size_t sends_capacity, sends_head, sends_count, outstanding_count, send_index;
-    struct rdmacm_srq *srq; /* where receives come from, the owner's; NULL: from `recvs`. XRC target: of a request */
-    bool has_reached_limit; /* whether it has taken one that was at the limit of its queue, since the wire has looked */
-    const struct rdmacm_table *domain; /* XRC target: the queues that requests name, by number; NULL: it is none */
-    int32_t srqn;                      /* XRC target: the number of the queue that the last one has named; -1: none */
-    struct rdmacm_recv *recvs;
-    size_t recvs_capacity, recvs_head, recvs_count;
-    /* The SEND in progress; unreliable: or one that was abandoned, whose receive is the next one. Pin NULL: none. */
-    struct rdmacm_recv current_recv;
+    /* queues */
+    size_t outstanding_count; /* of `sends`: these have PSNs, the others wait for theirs */
+    size_t send_index;
     struct rdmacm_response *responses;
     size_t responses_capacity, responses_head, responses_count;
     size_t unanswered, waiting_flushes; /* in the ring: first responses of resources that are kept, those of FLUSHes */
     struct rdmacm_resource *resources; /* the latest ones, the next one to be replaced at `resources_next` */
     size_t resources_capacity, resources_next, resources_count;
-
-    struct rdmacm_completions completions;
-
-    struct rdmacm_counts counts;
-    bool has_refused;               /* the same of packets that nobody needs to know of */
-    uint32_t refused[RDMACM_REFUSALS];
 };
 
 /* A connection in INIT. One of XRC is an initiator, or a target with a `domain`. */
@@ -448,13 +481,6 @@ static inline bool rdmacm_rc_has(const struct rdmacm_rc *rc, uint64_t opcode) {
     return type->flags & RDMACM_IS_LOCAL || rdmacm_packet_types[type->only | rc->transport].header_length;
 }
 
-/* Queue a request of an opcode that the connection has. Once it has ended the request completes as flushed. False, with
- * nothing done, without memory, for a message that is too long, and for a receive with a shared receive queue or XRC. */
-bool rdmacm_rc_post_send(struct rdmacm_rc *rc, const struct rdmacm_send *send);
-bool rdmacm_rc_post_recv(struct rdmacm_rc *rc, const struct rdmacm_recv *recv);
-/* The region of a local key was registered anew: receives that it does not have the memory of any more fail. */
-void rdmacm_rc_look_up_again(struct rdmacm_rc *rc, uint32_t lkey);
-
 /* Process the packets of a train of a flow, `segment` bytes each (the last may be shorter; 0: a single packet); return how
  * many were accepted. */
 size_t rdmacm_rc_take(struct rdmacm_rc *rc, const struct rdmacm_flow *flow, const uint8_t *data, size_t size,
@@ -472,9 +498,6 @@ void rdmacm_rc_fail(struct rdmacm_rc *rc, uint8_t status);
 /* End the connection for its owner: everything posted completes as flushed, and nothing more is sent. One that has failed
  * before still answers. */
 void rdmacm_rc_flush(struct rdmacm_rc *rc);
-
-/* SQD or SQE to RTS. */
-void rdmacm_rc_resume(struct rdmacm_rc *rc);
 
 /* If the deadline has come, begin to retransmit, or end the pause that an RNR NAK has asked for; without a retry left,
  * the connection fails. */
@@ -563,11 +586,25 @@ static inline uint8_t *rdmacm_rc_memory(const struct rdmacm_rc *rc, uint32_t rke
     return rdmacm_pd_memory(rc, rc->pd, rkey, address, length, access);
 }
 
-/* Have room for the completions of all that is `posted`, and of one more. */
-bool rdmacm_reserve_completions(struct rdmacm_completions *completions, size_t posted);
-/* Add one: its other fields are 0. */
-struct rdmacm_completion *rdmacm_complete(struct rdmacm_completions *completions, void *pin, uint32_t byte_len);
-void rdmacm_completions_free(struct rdmacm_completions *completions);
+/* Add a completion: its other fields are 0. There is room for those of all that is posted. */
+struct rdmacm_completion *rdmacm_complete(struct rdmacm_queues *queues, void *pin, uint32_t byte_len);
+/* The oldest request is complete. */
+void rdmacm_end_send(struct rdmacm_queues *queues, uint32_t byte_len);
+/* All requests end, the oldest with a status, the others as flushed. */
+void rdmacm_flush_sends(struct rdmacm_queues *queues, uint8_t status);
+/* Take the next receive for a message, with room for its completion. False: there is none, or no memory. */
+bool rdmacm_take_recv(struct rdmacm_queues *queues, struct rdmacm_recv *recv);
+/* A receive that was taken ends. */
+void rdmacm_flush_recv(struct rdmacm_queues *queues, void *pin, uint8_t status);
+/* The SEND in progress ends with a status, and the other receives as flushed. */
+void rdmacm_flush_current(struct rdmacm_queues *queues, uint8_t status);
+void rdmacm_flush_recvs(struct rdmacm_queues *queues);
+static inline void rdmacm_count_refused(struct rdmacm_queues *queues, enum rdmacm_refusal reason) {
+    queues->refused[reason]++;
+    queues->has_refused = true;
+}
+/* Free the rings and the completions. The owner has let go of all pins. */
+void rdmacm_queues_free(struct rdmacm_queues *queues);
 
 static inline uint32_t rdmacm_psn_add(uint32_t psn, uint32_t count) { return (psn + count) & RDMACM_PSN_MASK; }
 
@@ -619,8 +656,6 @@ static inline uint32_t rdmacm_read_part_end(const struct rdmacm_rc *rc, uint32_t
 void rdmacm_crc32_init(void);
 void rdmacm_icrc_init(void);
 void rdmacm_start_timer(struct rdmacm_rc *rc, double now);
-/* Take the next receive for a message, with room for its completion. False: there is none, or no memory. */
-bool rdmacm_take_recv(struct rdmacm_rc *rc, struct rdmacm_recv *recv);
 void rdmacm_respond(struct rdmacm_rc *rc, uint32_t psn, uint32_t syndrome);
 /* Add a response whose fields are 0, but an ACK's syndrome and the MSN. NULL without memory, and for more than may wait. */
 struct rdmacm_response *rdmacm_add_response(struct rdmacm_rc *rc);

@@ -31,8 +31,7 @@ static enum outcome dropped(struct rdmacm_rc *rc, enum rdmacm_count reason) {
 }
 
 static enum outcome refused(struct rdmacm_rc *rc, enum rdmacm_refusal reason) {
-    rc->refused[reason]++;
-    rc->has_refused = true;
+    rdmacm_count_refused(&rc->queues, reason);
     return DROPPED;
 }
 
@@ -100,11 +99,13 @@ static enum outcome executed(struct rdmacm_rc *rc, const struct packet *packet) 
 }
 
 /* Have the receive for a message: that of an abandoned one, or the next. False: there is none. */
-static bool have_recv(struct rdmacm_rc *rc) { return rc->current_recv.pin || rdmacm_take_recv(rc, &rc->current_recv); }
+static bool have_recv(struct rdmacm_rc *rc) {
+    return rc->current_recv.pin || rdmacm_take_recv(&rc->queues, &rc->current_recv);
+}
 
 static void complete_recv(struct rdmacm_rc *rc, const struct packet *packet, uint64_t length, uint8_t opcode,
                           uint32_t word) {
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, rc->current_recv.pin, (uint32_t)length);
+    struct rdmacm_completion *completion = rdmacm_complete(&rc->queues, rc->current_recv.pin, (uint32_t)length);
     rc->current_recv = (struct rdmacm_recv){0};
     completion->is_recv = true;
     completion->solicited = packet->solicited;

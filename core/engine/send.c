@@ -248,10 +248,7 @@ static bool execute_locally(struct rdmacm_rc *rc) {
         rdmacm_rc_fail(rc, is_bind ? RDMACM_WC_MW_BIND_ERR : RDMACM_WC_LOC_QP_OP_ERR);
         return false;
     }
-    struct rdmacm_completion *completion = rdmacm_complete(&rc->completions, send->pin, 0);
-    completion->opcode = send->opcode;
-    completion->unsignaled = send->unsignaled;
-    RDMACM_RING_DROP(rc, sends);
+    rdmacm_end_send(&rc->queues, 0);
     return true;
 }
 

@@ -1,7 +1,6 @@
 /* Datagrams sent and received, exactly as the Python engine does it (proto/roce/ud.py). */
 #include "rdmacm_ud.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -12,107 +11,40 @@ enum {
     UDP_PROTOCOL = 17,
 };
 
-/* -- queues ---------------------------------------------------------------------------------------------------------- */
+/* -- states ---------------------------------------------------------------------------------------------------------- */
 
 void rdmacm_ud_init(struct rdmacm_ud *ud, uint32_t qp_num) {
-    *ud = (struct rdmacm_ud){.qp_num = qp_num, .max_payload = RDMACM_UD_MOST_PAYLOAD};
+    *ud = (struct rdmacm_ud){.transport = RDMACM_UD, .qp_num = qp_num, .max_payload = RDMACM_UD_MOST_PAYLOAD};
 }
 
-void rdmacm_ud_free(struct rdmacm_ud *ud) {
-    free(ud->sends), free(ud->recvs);
-    rdmacm_completions_free(&ud->completions);
-    rdmacm_ud_init(ud, ud->qp_num);
-}
-
-static bool reserve_completion(struct rdmacm_ud *ud) {
-    return rdmacm_reserve_completions(&ud->completions, ud->sends_count + ud->recvs_count);
-}
-
-static void complete_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send, uint8_t status) {
-    bool is_sent = status == RDMACM_WC_SUCCESS;
-    struct rdmacm_completion *completion =
-        rdmacm_complete(&ud->completions, send->pin, is_sent ? (uint32_t)send->memory.length : 0);
-    completion->opcode = RDMACM_WR_SEND;
-    completion->status = status;
-    completion->unsignaled = is_sent && send->unsignaled;
-}
-
-static void fail_recv(struct rdmacm_ud *ud, void *pin, uint8_t status) {
-    struct rdmacm_completion *completion = rdmacm_complete(&ud->completions, pin, 0);
-    completion->is_recv = true;
-    completion->opcode = RDMACM_WR_SEND;
-    completion->status = status;
-}
-
-/* Complete the oldest request of the send queue. */
-static void end_send(struct rdmacm_ud *ud, uint8_t status) {
-    complete_send(ud, RDMACM_RING_AT(ud, sends, 0), status);
-    RDMACM_RING_DROP(ud, sends);
-}
-
-static void flush_sends(struct rdmacm_ud *ud) {
-    while (ud->sends_count)
-        end_send(ud, RDMACM_WC_WR_FLUSH_ERR);
-}
-
-bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_ud_send *send) {
-    if (send->memory.length > RDMACM_UD_MOST_PAYLOAD || !reserve_completion(ud))
-        return false;
-    if (ud->failed || ud->send_failed) {
-        complete_send(ud, send, RDMACM_WC_WR_FLUSH_ERR);
-        return true;
-    }
-    if (!RDMACM_RING_RESERVE(ud, sends))
-        return false;
-    *RDMACM_RING_AT(ud, sends, ud->sends_count++) = *send;
-    return true;
-}
-
-bool rdmacm_ud_post_recv(struct rdmacm_ud *ud, const struct rdmacm_recv *recv) {
-    if (ud->srq || !reserve_completion(ud))
-        return false;
-    if (ud->failed) {
-        fail_recv(ud, recv->pin, RDMACM_WC_WR_FLUSH_ERR);
-        return true;
-    }
-    if (!RDMACM_RING_RESERVE(ud, recvs))
-        return false;
-    *RDMACM_RING_AT(ud, recvs, ud->recvs_count++) = *recv;
-    return true;
-}
-
-void rdmacm_ud_look_up_again(struct rdmacm_ud *ud, uint32_t lkey) {
-    for (size_t i = 0; ud->regions && i < ud->recvs_count; i++)
-        rdmacm_recv_look_up(RDMACM_RING_AT(ud, recvs, i), ud->regions, ud->pd, lkey);
+bool rdmacm_ud_post_send(struct rdmacm_ud *ud, const struct rdmacm_send *send) {
+    return send->memory.length <= RDMACM_UD_MOST_PAYLOAD && rdmacm_post_send(&ud->queues, send);
 }
 
 void rdmacm_ud_flush(struct rdmacm_ud *ud) {
     ud->failed = true;
-    flush_sends(ud);
-    while (ud->recvs_count) {
-        fail_recv(ud, RDMACM_RING_AT(ud, recvs, 0)->pin, RDMACM_WC_WR_FLUSH_ERR);
-        RDMACM_RING_DROP(ud, recvs);
-    }
+    rdmacm_flush_sends(&ud->queues, RDMACM_WC_WR_FLUSH_ERR);
+    rdmacm_flush_recvs(&ud->queues);
 }
 
 /* -- sending --------------------------------------------------------------------------------------------------------- */
 
 void *rdmacm_ud_next_route(struct rdmacm_ud *ud) {
-    if (!ud->sends_count || ud->is_paused)
+    if (!ud->sends_count || ud->paused)
         return NULL;
-    const struct rdmacm_ud_send *send = RDMACM_RING_AT(ud, sends, 0);
+    const struct rdmacm_send *send = RDMACM_RING_AT(ud, sends, 0);
     if (!send->memory.is_inaccessible)
         return send->route;
-    end_send(ud, RDMACM_WC_LOC_PROT_ERR);
     ud->send_failed = true;
-    flush_sends(ud);
+    rdmacm_flush_sends(&ud->queues, RDMACM_WC_LOC_PROT_ERR);
     return NULL;
 }
 
-static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struct rdmacm_ud_send *send) {
+static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struct rdmacm_send *send) {
     uint8_t *headers = rdmacm_out_headers(out);
     size_t length = HEADERS_LENGTH;
-    headers[0] = send->has_imm ? RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE : RDMACM_UD_SEND_ONLY;
+    bool has_imm = send->opcode == RDMACM_WR_SEND_WITH_IMM;
+    headers[0] = has_imm ? RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE : RDMACM_UD_SEND_ONLY;
     headers[1] = (uint8_t)(((0 - send->memory.length) & 3) << 4 | (send->solicited ? 0x80u : 0u));
     headers[2] = RDMACM_DEFAULT_PKEY >> 8;
     headers[3] = RDMACM_DEFAULT_PKEY & 0xFF;
@@ -120,8 +52,8 @@ static void add_packet(struct rdmacm_ud *ud, struct rdmacm_out *out, const struc
     rdmacm_store32(headers + 8, ud->psn);
     rdmacm_store32(headers + 12, send->qkey & RDMACM_OWN_QKEY ? ud->qkey : send->qkey);
     rdmacm_store32(headers + 16, ud->qp_num);
-    if (send->has_imm) {
-        rdmacm_store32(headers + length, send->imm);
+    if (has_imm) {
+        rdmacm_store32(headers + length, send->word);
         length += RDMACM_IMM_DT_LENGTH;
     }
     rdmacm_out_add(out, length, send->memory.elements, 0, send->memory.length);
@@ -137,8 +69,9 @@ size_t rdmacm_ud_build(struct rdmacm_ud *ud, struct rdmacm_out *out, size_t limi
     if (route)
         ud->flow_out = RDMACM_RING_AT(ud, sends, 0)->flow;
     for (; route && count < limit && rdmacm_ud_next_route(ud) == route && rdmacm_out_has_room(out); count++) {
-        add_packet(ud, out, RDMACM_RING_AT(ud, sends, 0));
-        end_send(ud, RDMACM_WC_SUCCESS);
+        const struct rdmacm_send *send = RDMACM_RING_AT(ud, sends, 0);
+        add_packet(ud, out, send);
+        rdmacm_end_send(&ud->queues, (uint32_t)send->memory.length);
     }
     rdmacm_out_finish(out);
     return count;
@@ -222,16 +155,11 @@ static enum rdmacm_refusal take_recv(struct rdmacm_ud *ud, size_t length, struct
     const struct rdmacm_recv *first = ud->srq          ? rdmacm_srq_first(ud->srq)
                                       : ud->recvs_count ? RDMACM_RING_AT(ud, recvs, 0)
                                                         : NULL;
-    if (!first || (ud->srq && !reserve_completion(ud)))
+    if (!first)
         return RDMACM_REFUSED_NO_RECEIVE;
     if (first->memory.length < length && !first->memory.is_inaccessible)
         return RDMACM_REFUSED_SHORT_RECEIVE;
-    *recv = *first;
-    if (ud->srq)
-        rdmacm_srq_take(ud->srq, recv);
-    else
-        RDMACM_RING_DROP(ud, recvs);
-    return RDMACM_NOT_REFUSED;
+    return rdmacm_take_recv(&ud->queues, recv) ? RDMACM_NOT_REFUSED : RDMACM_REFUSED_NO_RECEIVE;
 }
 
 /* `place`: that of the packet in its train, which probably is its IPv4 identification. */
@@ -249,7 +177,7 @@ static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data
     if (reason != RDMACM_NOT_REFUSED)
         return reason;
     if (recv.memory.is_inaccessible) {
-        fail_recv(ud, recv.pin, RDMACM_WC_LOC_PROT_ERR);
+        rdmacm_flush_recv(&ud->queues, recv.pin, RDMACM_WC_LOC_PROT_ERR);
         rdmacm_ud_flush(ud);
         return RDMACM_NOT_REFUSED;
     }
@@ -259,7 +187,7 @@ static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data
     rdmacm_scatter(&recv.memory, RDMACM_GRH_LENGTH, data + start, payload);
     bool has_imm = data[0] == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE;
     struct rdmacm_completion *completion =
-        rdmacm_complete(&ud->completions, recv.pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
+        rdmacm_complete(&ud->queues, recv.pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
     completion->solicited = data[1] >> 7;
     completion->opcode = RDMACM_WR_SEND;
@@ -275,12 +203,10 @@ size_t rdmacm_ud_take(struct rdmacm_ud *ud, const uint8_t *data, size_t size, si
     do {
         size_t length = size - at < step ? size - at : step;
         enum rdmacm_refusal reason = take_packet(ud, data + at, length, place++, from);
-        if (reason == RDMACM_NOT_REFUSED) {
+        if (reason == RDMACM_NOT_REFUSED)
             accepted++;
-        } else {
-            ud->refused[reason]++;
-            ud->has_refused = true;
-        }
+        else
+            rdmacm_count_refused(&ud->queues, reason);
         at += length;
     } while (at < size);
     return accepted;

@@ -55,6 +55,12 @@ void free_object(PyObject *self) {
     Py_DECREF(type);
 }
 
+PyObject *finish_object(void *self, bool is_complete) {
+    if (!is_complete)
+        Py_CLEAR(self);
+    return self;
+}
+
 void append(PyObject **list, PyObject *item) {
     if (*list && (!item || PyList_Append(*list, item) < 0))
         Py_CLEAR(*list);
@@ -144,9 +150,8 @@ static int module_exec(PyObject *module) {
         return 0;
     rdmacm_init();
     rdmacm_mutex_init();
-    is_complete = intern_names() && lock_init(module) && wc_init(module) && memory_init(module) &&
-                  windows_init(module) && rc_init(module) && wire_init(module) && srq_init(module) && xrc_init(module) && connection_init(module) && route_init(module) &&
-                  ud_init(module) && datagrams_init(module) &&
+#define AND_INIT(part) &&part##_init(module)
+    is_complete = intern_names() FOR_PARTS(AND_INIT) &&
                   PyModule_AddStringConstant(module, "CRC32_METHOD", rdmacm_crc32_method()) == 0;
     return is_complete ? 0 : -1;
 }

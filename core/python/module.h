@@ -44,31 +44,44 @@ typedef struct {
     PyObject *pd;
 } Window;
 
+/* What engines have in lists and what they refer to. */
+#define ENGINE_OBJECTS(DO) DO(completed) DO(srqns) DO(counters) DO(regions) DO(pd) DO(shared) DO(domain)
+#define DECLARE_OBJECT(name) PyObject *name;
+
+/* ConnectedEngine and UdEngine. */
 typedef struct {
     PyObject_HEAD
-    struct rdmacm_rc rc;
-    PyObject *completed; /* the list of WCs that the owner has not taken */
-    PyObject *counters;  /* of type EngineCounters */
-    PyObject *regions;   /* of type Regions */
-    PyObject *pd;
-    PyObject *shared;      /* of type SharedReceives: where receives come from; or NULL */
-    PyObject *domain;      /* of type XrcDomain, of an XRC target; else NULL */
-    PyObject *srqns;       /* of an XRC target, for each of `completed` the number of its shared receive queue */
+    union {
+        struct rdmacm_queues queues;
+        struct rdmacm_rc rc;
+        struct rdmacm_ud ud;
+    };
+    /* `completed` are the WCs that the owner has not taken, `counters` is of type EngineCounters, `regions` of type
+     * Regions, and `shared` of type SharedReceives, or NULL. An XRC target has a `domain` of type XrcDomain, and `srqns`
+     * has for each of `completed` the number of its shared receive queue. */
+    ENGINE_OBJECTS(DECLARE_OBJECT)
     size_t address_length; /* 0: not set */
     uint8_t local[16], remote[16];
     bool is_shared; /* whether a wire uses it, perhaps in a thread without the interpreter's lock, but with the mutex */
-} ConnectedEngine;
-
-typedef struct {
-    PyObject_HEAD
-    struct rdmacm_ud ud;
-    PyObject *completed, *counters, *regions, *pd, *shared; /* as ConnectedEngine's */
-    bool is_shared;
-} UdEngine;
+} Engine;
 
 /* enter_core() if the wire may use it now; whether that was done. */
 bool enter_shared(const bool *is_shared);
 void leave_shared(bool is_entered);
+/* Do a step of an engine with the mutex if the wire may use it now. */
+#define ENGINE_DO(self, ...)                                                                                           \
+    do {                                                                                                               \
+        bool is_entered = enter_shared(&(self)->is_shared);                                                            \
+        __VA_ARGS__;                                                                                                   \
+        leave_shared(is_entered);                                                                                      \
+    } while (0)
+/* A getter of an engine. */
+#define ENGINE_GETTER(name, type, value, convert)                                                                      \
+    static PyObject *name(Engine *self, void *Py_UNUSED(closure)) {                                                    \
+        type found;                                                                                                    \
+        ENGINE_DO(self, found = (value));                                                                              \
+        return convert(found);                                                                                         \
+    }
 
 /* How packets to an address are sent. */
 typedef struct {
@@ -115,6 +128,13 @@ void take_lock(Lock *lock);
 /* Take the mutex of the core for a few steps, with the interpreter's lock. No call of Python and no drop_pin() comes
  * before rdmacm_leave(). If another thread has it, the interpreter's lock is released before this returns. */
 void enter_core(void);
+/* Such steps. */
+#define CORE_DO(...)                                                                                                   \
+    do {                                                                                                               \
+        enter_core();                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+        rdmacm_leave();                                                                                                \
+    } while (0)
 /* Release the interpreter's lock, and then take the mutex, for work with system calls; and the other way round. */
 PyThreadState *begin_core(void);
 void end_core(PyThreadState *state);
@@ -198,6 +218,8 @@ struct made {
 /* Copy those of `built`; return how many, with an exception if that is not all. To make bytes runs no other code, so the
  * mutex may be held. */
 size_t copy_datagrams(PyObject *route, struct made *made);
+/* The bytes of the first. */
+PyObject *copy_datagram(void);
 /* A list of ([bytes], segment), or of (route, [bytes], segment), if these are all of them. Their references end. */
 PyObject *list_datagrams(const struct made *made, size_t count, bool is_complete);
 
@@ -209,12 +231,58 @@ bool append_wcs(PyObject *completed, struct rdmacm_completion *completions, size
 /* The number that its request was posted with: a new reference. */
 PyObject *wr_id_of(const struct pin *pin);
 
+/* -- engines of queue pairs ------------------------------------------------------------------------------------------ */
+
+/* What an engine has completed and counted. */
+struct results {
+    struct rdmacm_completion *completions;
+    size_t completions_count;
+    bool has_counts;
+    struct rdmacm_counts counts;
+    uint32_t refused[RDMACM_REFUSALS];
+};
+
+/* Take them, in the same step as the call that made them. */
+void collect(Engine *self, struct results *results);
+/* Pass them on to Python. False with an exception. */
+bool pass_on(Engine *self, struct results *results);
+/* End a call that returns nothing; or that returns a list, which is taken over. */
+PyObject *pass_on_none(Engine *self, struct results *results);
+PyObject *pass_on_list(Engine *self, struct results *results, PyObject *list);
+/* End the call that posts a request: it is done, or the core has set the exception of what was wrong. */
+PyObject *pass_on_posted(Engine *self, struct results *results, bool is_done);
+/* Refer to the memory that requests name, and to a shared receive queue, its SharedReceives, or None: then receives come
+ * from a queue of its own. False with an exception. */
+bool engine_set(Engine *self, PyObject *memory, PyObject *shared, PyObject *counters);
+/* Their common methods, fields and slots. */
+#define METHOD(name, flags) {#name, (PyCFunction)engine_##name, flags, NULL}
+#define ENGINE_METHODS                                                                                                 \
+    METHOD(post_recv, METH_O), METHOD(look_up_again, METH_VARARGS), METHOD(pause, METH_NOARGS),                        \
+        METHOD(resume, METH_NOARGS), METHOD(flush, METH_NOARGS)
+#define FIELD(name, of, kind, flags) {#name, kind, offsetof(Engine, of.name), flags, NULL}
+#define ENGINE_FIELDS                                                                                                  \
+    {"completed", T_OBJECT, offsetof(Engine, completed), READONLY, NULL},                                              \
+        {"counters", T_OBJECT, offsetof(Engine, counters), READONLY, NULL}, FIELD(failed, queues, T_BOOL, 0),          \
+        FIELD(send_failed, queues, T_BOOL, READONLY), FIELD(qp_num, queues, T_UINT, READONLY)
+#define ENGINE_SLOTS                                                                                                   \
+    SLOT(tp_new, engine_new), SLOT(tp_traverse, engine_traverse), SLOT(tp_clear, engine_clear),                        \
+        SLOT(tp_dealloc, engine_dealloc), SLOT(tp_members, engine_members), SLOT(tp_getset, engine_getset),            \
+        SLOT(tp_methods, engine_methods)
+PyObject *engine_post_recv(Engine *self, PyObject *work);
+PyObject *engine_look_up_again(Engine *self, PyObject *args);
+PyObject *engine_pause(Engine *self, PyObject *ignored);
+PyObject *engine_resume(Engine *self, PyObject *ignored);
+PyObject *engine_flush(Engine *self, PyObject *ignored);
+int engine_traverse(Engine *self, visitproc visit, void *arg);
+int engine_clear(Engine *self);
+void engine_dealloc(Engine *self);
+
 /* Names in EngineCounters.dropped. */
 extern const char *const refusal_names[RDMACM_REFUSALS];
 /* A list of (counter, name, count) as EngineCounters.add() takes it. */
 PyObject *list_counts(const struct rdmacm_counts *counts);
 /* Take those of a queue pair. The mutex is held. */
-void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *counts);
+struct rdmacm_counts pop_counts(struct rdmacm_queues *queues);
 
 /* -- requests that are posted directly ------------------------------------------------------------------------------- */
 
@@ -271,6 +339,9 @@ bool read_truth(PyObject *object, PyObject *name, bool *truth);
 bool parse_send(PyObject *object, struct request *request);
 bool parse_recv(PyObject *object, struct request *request);
 void end_request(struct request *request);
+/* Read the fields that the opcode of a request on a connection has; `imm` is the attribute with immediate data. False,
+ * perhaps with an exception, if one is wrong. */
+bool read_fields(PyObject *object, PyObject *imm, bool is_xrc, struct rdmacm_send *send);
 /* What the flags of a request of the send queue mean. False if it is not one of those that the core takes. */
 bool parse_flags(const struct rules *rules, uint64_t flags, size_t elements, bool *solicited, bool *unsignaled);
 /* `length` bytes from byte `offset` of an MR on, or with None the rest. False outside of it. */
@@ -299,9 +370,8 @@ struct queue_pair {
     struct rdmacm_conn *conn; /* its own */
     /* Queue a SendWR. False, with nothing done, if it is not one of those that the core takes. */
     bool (*post_send)(void *queue_pair, PyObject *request);
-    bool *is_shared; /* that of its core */
     Wire *wire;
-    PyObject *core; /* a ConnectedEngine or a UdEngine; NULL once it is detached */
+    Engine *core; /* NULL once it is detached */
     PyObject *qp;   /* of type SoftQP or SoftUdQP */
     PyObject *send_queue, *recv_queue;
     PyObject *addresses; /* of type Addresses, of a datagram queue pair */
@@ -310,7 +380,9 @@ struct queue_pair {
 
 /* Borrowed references. */
 struct queue_pair_parts {
-    PyObject *wire, *core, *qp, *send_queue, *recv_queue;
+    Wire *wire;
+    Engine *core;
+    PyObject *qp, *send_queue, *recv_queue;
     PyObject *limits; /* of its requests, a tuple: see queue_pair_join() */
 };
 
@@ -318,8 +390,8 @@ struct queue_pair_parts {
 bool queue_pair_has_room(const QueuePair *self, size_t count);
 /* Send what was posted. False with an exception. */
 bool queue_pair_posted(QueuePair *self, Py_ssize_t count);
-/* Become a queue pair of its wire, when the fields of `conn` that tell the peer, `post_send`, the memory of `rules`, and
- * `is_shared` are set. False with an exception. */
+/* Become a queue pair of its wire, when `post_send` and the fields of `conn` for connections or for datagrams are set. False
+ * with an exception. */
 bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts);
 /* Their methods, but post_part(), and their slots. */
 #define QUEUE_PAIR_METHODS                                                                                             \
@@ -368,22 +440,31 @@ void set_object(PyObject **place, PyObject *object);
 /* Replace `count` objects, whose places follow, by the arguments of a function: None, or NULL with an exception. */
 PyObject *set_objects(PyObject *args, Py_ssize_t count, ...);
 void free_object(PyObject *self);
+/* A new object if it is complete; else it is dropped, and NULL returned, with an exception that its maker has set. */
+PyObject *finish_object(void *self, bool is_complete);
+/* The functions of a type for the collector: `objects` is a macro that lists its members that are objects. */
+#define VISIT_OBJECT(name) Py_VISIT((PyObject *)self->name);
+#define CLEAR_OBJECT(name) Py_CLEAR(self->name);
+#define TRAVERSE(structure, prefix, objects)                                                                           \
+    static int prefix##_traverse(structure *self, visitproc visit, void *arg) {                                        \
+        Py_VISIT(Py_TYPE((PyObject *)self));                                                                           \
+        objects(VISIT_OBJECT)                                                                                          \
+        return 0;                                                                                                      \
+    }
+#define CLEAR(structure, prefix, objects)                                                                              \
+    static int prefix##_clear(structure *self) {                                                                       \
+        objects(CLEAR_OBJECT)                                                                                          \
+        return 0;                                                                                                      \
+    }
 /* Append an item, which is taken over, NULL with an exception. The list is gone with an exception. */
 void append(PyObject **list, PyObject *item);
 /* What a function returns that has taken a request, or has not. NULL with an exception that it has left. */
 PyObject *answer(bool is_done);
-bool memory_init(PyObject *module);
-bool windows_init(PyObject *module);
-bool rc_init(PyObject *module);
-bool srq_init(PyObject *module);
-bool xrc_init(PyObject *module);
-bool wc_init(PyObject *module);
-bool lock_init(PyObject *module);
-bool wire_init(PyObject *module);
-bool connection_init(PyObject *module);
-bool route_init(PyObject *module);
-bool ud_init(PyObject *module);
-bool datagrams_init(PyObject *module);
+/* The files that have types. */
+#define FOR_PARTS(DO)                                                                                                  \
+    DO(lock) DO(wc) DO(memory) DO(windows) DO(rc) DO(wire) DO(srq) DO(xrc) DO(connection) DO(route) DO(ud) DO(datagrams)
+#define DECLARE_INIT(part) bool part##_init(PyObject *module);
+FOR_PARTS(DECLARE_INIT)
 /* What completions and requests are made of. */
 PyObject *configure_wc(PyObject *module, PyObject *args);
 PyObject *configure_requests(PyObject *module, PyObject *args);

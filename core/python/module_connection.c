@@ -23,24 +23,6 @@ static bool begin_send(const QueuePair *self, struct rdmacm_send *send, uint64_t
            parse_flags(&self->rules, flags & ~(uint64_t)RDMACM_FLAG_FENCE, elements, &send->solicited, &send->unsignaled);
 }
 
-/* Read the fields that an opcode has. */
-static bool read_fields(const QueuePair *self, PyObject *object, struct rdmacm_send *send) {
-    uint8_t kind = rdmacm_request_types[send->opcode].flags, word = rdmacm_request_types[send->opcode].word_kind;
-    bool is_send = kind & RDMACM_IS_DATA && !(kind & RDMACM_IS_WRITE);
-    if (!is_send && !(read_number(object, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
-                      read_uint32(object, names.rkey, UINT32_MAX, &send->rkey)))
-        return false;
-    if (word && !read_uint32(object, word == RDMACM_IMMEDIATE ? names.imm_data : names.invalidate_rkey, UINT32_MAX,
-                             &send->word))
-        return false;
-    if (self->conn->rc->transport == RDMACM_XRC &&
-        !read_uint32(object, names.remote_srqn, RDMACM_QPN_MASK, &send->remote_srqn))
-        return false;
-    return !(kind & RDMACM_IS_ATOMIC) || (!(send->remote_addr % 8) &&
-                                          read_number(object, names.compare_add, UINT64_MAX, &send->compare_add) &&
-                                          read_number(object, names.swap, UINT64_MAX, &send->swap));
-}
-
 /* Queue a request. False, with nothing done, if it is not one of those that the core takes. */
 static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *locals, size_t count, uint64_t flags,
                        struct rdmacm_send *send) {
@@ -52,9 +34,9 @@ static bool queue_send(QueuePair *self, PyObject *wr_id, const struct local *loc
     pin->unsignaled = send->unsignaled;
     send->pin = pin;
     send->memory = pin->memory;
-    enter_core();
-    bool done = !(kind & RDMACM_IS_ATOMIC && send->memory.length != 8) && rdmacm_rc_post_send(self->conn->rc, send);
-    rdmacm_leave();
+    bool done = !(kind & RDMACM_IS_ATOMIC) || (send->memory.length == 8 && send->remote_addr % 8 == 0);
+    if (done)
+        CORE_DO(done = rdmacm_post_send(self->conn->queues, send));
     return keep_pin(pin, done);
 }
 
@@ -65,7 +47,7 @@ static bool post_send(void *queue_pair, PyObject *object) {
     struct rdmacm_send send = {0};
     bool done = parse_send(object, &request) &&
                 begin_send(self, &send, request.opcode, request.flags, request.count) &&
-                read_fields(self, object, &send) &&
+                read_fields(object, names.imm_data, self->conn->rc->transport == RDMACM_XRC, &send) &&
                 queue_send(self, request.wr_id, request.locals, request.count, request.flags, &send);
     end_request(&request);
     return done;
@@ -124,11 +106,11 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
                           &remote_scope, &local, &local_length, &fd, &port_number, &scope, &control,
                           &train, &PyTuple_Type, &parts.limits))
         return NULL;
-    ConnectedEngine *engine = (ConnectedEngine *)parts.core;
+    Engine *engine = parts.core;
     if (!engine->domain && (!PyObject_TypeCheck(parts.send_queue, queue_type) ||
                             !PyObject_TypeCheck(parts.recv_queue, queue_type)))
         return PyErr_Format(PyExc_TypeError, "two completion queues are wanted");
-    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !((Wire *)parts.wire)->wire ||
+    if (remote_length != local_length || (local_length != 4 && local_length != 16) || !parts.wire->wire ||
         engine->is_shared)
         return PyErr_Format(PyExc_ValueError,
                             "addresses of two families, a closed wire, or two connections of an engine");
@@ -137,23 +119,14 @@ static PyObject *connection_new(PyTypeObject *type, PyObject *args, PyObject *Py
         return NULL;
     struct rdmacm_conn *conn = self->base.conn = &self->conn;
     self->base.post_send = post_send;
-    self->base.is_shared = &engine->is_shared;
-    self->base.rules.regions = engine->rc.regions;
-    self->base.rules.pd = engine->rc.pd;
     conn->rc = &engine->rc;
-    if (engine->shared)
-        ((SharedReceives *)engine->shared)->is_shared = true;
-    conn->qp_num = conn->rc->qp_num;
     memcpy(conn->remote, remote, (size_t)remote_length);
     memcpy(conn->local, local, (size_t)local_length);
     conn->remote_scope = remote_scope;
     conn->fd = fd;
-    if (!set_route(&conn->route, conn->remote, local_length == 16, (uint16_t)port_number, scope, control, train) ||
-        !queue_pair_join(&self->base, &parts)) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    bool is_ipv6 = local_length == 16;
+    return finish_object(self, set_route(&conn->route, conn->remote, is_ipv6, (uint16_t)port_number, scope, control,
+                                         train) && queue_pair_join(&self->base, &parts));
 }
 
 static PyObject *connection_arm_timer(Connection *self, PyObject *Py_UNUSED(ignored)) {

@@ -190,9 +190,8 @@ static size_t pop_entries(struct rdmacm_cq *cq, struct rdmacm_entry *entries, si
 static void drop_entries(CompletionQueue *self, const uint32_t *qp_num) {
     struct rdmacm_entry entries[BATCH];
     for (size_t count = BATCH; count == BATCH && !is_abandoned(self);) {
-        enter_core();
-        count = qp_num ? rdmacm_cq_remove(&self->cq, *qp_num, entries, BATCH) : pop_entries(&self->cq, entries, BATCH);
-        rdmacm_leave();
+        CORE_DO(count = qp_num ? rdmacm_cq_remove(&self->cq, *qp_num, entries, BATCH)
+                               : pop_entries(&self->cq, entries, BATCH));
         for (size_t i = 0; i < count; i++)
             drop_entry(&entries[i]);
     }
@@ -203,24 +202,15 @@ static PyObject *queue_clear_entries(CompletionQueue *self, PyObject *Py_UNUSED(
     Py_RETURN_NONE;
 }
 
-static int queue_traverse(CompletionQueue *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->owner);
-    return 0; /* other threads may change the entries, which have numbers only */
-}
-
-static int queue_clear(CompletionQueue *self) {
-    Py_CLEAR(self->owner);
-    return 0;
-}
+/* Other threads may change the entries, which have numbers only. */
+#define QUEUE_OBJECTS(DO) DO(owner)
+TRAVERSE(CompletionQueue, queue, QUEUE_OBJECTS)
+CLEAR(CompletionQueue, queue, QUEUE_OBJECTS)
 
 static void queue_dealloc(CompletionQueue *self) {
     PyObject_GC_UnTrack(self);
-    if (self->wire && self->wire->wire) {
-        enter_core();
-        RDMACM_UNLIST(self->wire->wire->added, &self->cq, next_added, is_listed);
-        rdmacm_leave();
-    }
+    if (self->wire && self->wire->wire)
+        CORE_DO(RDMACM_UNLIST(self->wire->wire->added, &self->cq, next_added, is_listed));
     drop_entries(self, NULL);
     queue_clear(self);
     if (!is_abandoned(self))
@@ -230,9 +220,8 @@ static void queue_dealloc(CompletionQueue *self) {
 }
 
 static Py_ssize_t queue_length(CompletionQueue *self) {
-    enter_core();
-    size_t count = self->cq.count;
-    rdmacm_leave();
+    size_t count;
+    CORE_DO(count = self->cq.count);
     return (Py_ssize_t)count;
 }
 
@@ -289,18 +278,15 @@ static PyObject *take(CompletionQueue *self, struct rdmacm_entry *entries, size_
     PyObject *list = PyList_New(0);
     append_all(&list, entries, count);
     while (list && count == BATCH && (most -= count)) {
-        enter_core();
-        count = pop_entries(&self->cq, entries, most);
-        rdmacm_leave();
+        CORE_DO(count = pop_entries(&self->cq, entries, most));
         append_all(&list, entries, count);
     }
     return list;
 }
 
 static bool has_overrun(CompletionQueue *self) {
-    enter_core();
-    bool has = self->cq.overrun;
-    rdmacm_leave();
+    bool has;
+    CORE_DO(has = self->cq.overrun);
     return has;
 }
 
@@ -350,11 +336,8 @@ static PyObject *queue_take(CompletionQueue *self, PyObject *argument) {
         return NULL;
     struct rdmacm_entry entries[BATCH];
     size_t count = 0;
-    if (most > 0 && !is_abandoned(self)) {
-        enter_core();
-        count = pop_entries(&self->cq, entries, (size_t)most);
-        rdmacm_leave();
-    }
+    if (most > 0 && !is_abandoned(self))
+        CORE_DO(count = pop_entries(&self->cq, entries, (size_t)most));
     return take(self, entries, count, (size_t)most);
 }
 
@@ -384,9 +367,7 @@ static PyObject *get_watched(CompletionQueue *self, void *Py_UNUSED(closure)) {
 
 static int set_watched(CompletionQueue *self, PyObject *value, void *Py_UNUSED(closure)) {
     bool watched = value && PyObject_IsTrue(value) > 0;
-    enter_core();
-    self->cq.watched = watched;
-    rdmacm_leave();
+    CORE_DO(self->cq.watched = watched);
     return 0;
 }
 

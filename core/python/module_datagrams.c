@@ -31,7 +31,7 @@ static bool has(PyObject *object, PyObject *name, const PyObject *wanted) {
 static Route *route_of(const Datagrams *self, PyObject *request) {
     PyObject *ah = PyObject_GetAttr(request, names.ah), *route = NULL;
     if (ah && (PyObject *)Py_TYPE(ah) == ah_class && has(ah, names._closed, Py_False) &&
-        has(ah, names.pd, ((UdEngine *)self->base.core)->pd))
+        has(ah, names.pd, self->base.core->pd))
         route = PyObject_GetAttr(ah, names.core_route);
     Py_XDECREF(ah);
     if (route && Py_TYPE(route) == route_type) {
@@ -44,8 +44,8 @@ static Route *route_of(const Datagrams *self, PyObject *request) {
 }
 
 /* The fixed fields of a request. False if it is not one of those that the core takes. */
-static bool begin_send(const struct rules *rules, const struct request *request, struct rdmacm_ud_send *send) {
-    send->has_imm = request->opcode == RDMACM_WR_SEND_WITH_IMM;
+static bool begin_send(const struct rules *rules, const struct request *request, struct rdmacm_send *send) {
+    send->opcode = (uint8_t)request->opcode;
     return rdmacm_ud_has(request->opcode) &&
            parse_flags(rules, request->flags, request->count, &send->solicited, &send->unsignaled);
 }
@@ -54,12 +54,12 @@ static bool begin_send(const struct rules *rules, const struct request *request,
 static bool post_send(void *queue_pair, PyObject *object) {
     QueuePair *self = queue_pair;
     struct request request;
-    struct rdmacm_ud_send send = {0};
+    struct rdmacm_send send = {0};
     struct pin *pin = NULL;
     bool done = parse_send(object, &request) && begin_send(&self->rules, &request, &send) &&
                 read_uint32(object, names.remote_qpn, RDMACM_QPN_MASK, &send.dest_qpn) &&
                 read_uint32(object, names.remote_qkey, UINT32_MAX, &send.qkey) &&
-                (!send.has_imm || read_uint32(object, names.imm_data, UINT32_MAX, &send.imm));
+                (send.opcode == RDMACM_WR_SEND || read_uint32(object, names.imm_data, UINT32_MAX, &send.word));
     Route *route = done ? route_of((Datagrams *)self, object) : NULL;
     if (route)
         pin = pin_data(&self->rules, request.wr_id, request.locals, request.count, request.flags, false);
@@ -74,10 +74,8 @@ static bool post_send(void *queue_pair, PyObject *object) {
     send.memory = pin->memory;
     send.route = &route->route;
     send.flow = route->flow;
-    enter_core();
     struct rdmacm_ud *ud = self->conn->ud->ud;
-    done = ud->is_ready && send.memory.length <= ud->max_payload && rdmacm_ud_post_send(ud, &send);
-    rdmacm_leave();
+    CORE_DO(done = ud->is_ready && send.memory.length <= ud->max_payload && rdmacm_ud_post_send(ud, &send));
     return keep_pin(pin, done);
 }
 
@@ -187,8 +185,8 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
                           queue_type, &parts.send_queue, queue_type, &parts.recv_queue, addresses_type, &addresses,
                           &fds[0], &fds[1], &PyTuple_Type, &parts.limits))
         return NULL;
-    UdEngine *engine = (UdEngine *)parts.core;
-    if (!((Wire *)parts.wire)->wire || engine->is_shared || !has_routes(&engine->ud))
+    Engine *engine = parts.core;
+    if (!parts.wire->wire || engine->is_shared || !has_routes(&engine->ud))
         return PyErr_Format(PyExc_ValueError, "a closed wire, or an engine that is on a wire or has other routes");
     Datagrams *self = new_object(type);
     if (!self)
@@ -198,20 +196,10 @@ static PyObject *datagrams_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     end->addresses = &((Addresses *)addresses)->addresses;
     memcpy(end->fds, fds, sizeof fds);
     end->conn.ud = end;
-    end->conn.qp_num = end->ud->qp_num;
     self->base.conn = &end->conn;
     self->base.post_send = post_send;
-    self->base.is_shared = &engine->is_shared;
-    self->base.rules.regions = engine->ud.regions;
-    self->base.rules.pd = engine->ud.pd;
     self->base.addresses = Py_NewRef(addresses);
-    if (engine->shared)
-        ((SharedReceives *)engine->shared)->is_shared = true;
-    if (!queue_pair_join(&self->base, &parts)) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return finish_object(self, queue_pair_join(&self->base, &parts));
 }
 
 static PyMethodDef datagrams_methods[] = {

@@ -12,11 +12,7 @@ PyTypeObject *lock_type;
 
 static PyObject *lock_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords)) {
     Lock *self = new_object(type);
-    if (self && !rdmacm_lock_init(&self->lock)) {
-        Py_DECREF((PyObject *)self);
-        return PyErr_NoMemory();
-    }
-    return (PyObject *)self;
+    return self && !rdmacm_lock_init(&self->lock) ? finish_object(self, PyErr_NoMemory()) : (PyObject *)self;
 }
 
 static void lock_dealloc(Lock *self) {

@@ -9,21 +9,13 @@
 /* Whether requests may be queued here. The mutex is held. */
 static bool has_core(const QueuePair *self) {
     const struct rdmacm_conn *conn = self->conn;
-    return self->core && conn->wire && conn->wire->is_enabled && !(conn->ud ? conn->ud->ud->failed : conn->rc->failed);
-}
-
-static size_t sends_count(const struct rdmacm_conn *conn) {
-    return conn->ud ? conn->ud->ud->sends_count : conn->rc->sends_count;
-}
-
-static size_t recvs_count(const struct rdmacm_conn *conn) {
-    return conn->ud ? conn->ud->ud->recvs_count : conn->rc->recvs_count + (conn->rc->current_recv.pin != NULL);
+    return self->core && conn->wire && conn->wire->is_enabled && !conn->queues->failed;
 }
 
 bool queue_pair_has_room(const QueuePair *self, size_t count) {
     enter_core();
-    size_t most = self->rules.max_send_wr;
-    bool has = has_core(self) && sends_count(self->conn) <= most && count <= most - sends_count(self->conn);
+    size_t most = self->rules.max_send_wr, posted = self->conn->queues->sends_count;
+    bool has = has_core(self) && posted <= most && count <= most - posted;
     rdmacm_leave();
     return has;
 }
@@ -68,8 +60,8 @@ static bool queue_recv(QueuePair *self, PyObject *wr_id, const struct local *loc
         return false;
     struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
     enter_core();
-    bool done = has_core(self) && recvs_count(conn) < self->rules.max_recv_wr &&
-                (conn->ud ? rdmacm_ud_post_recv(conn->ud->ud, &recv) : rdmacm_rc_post_recv(conn->rc, &recv));
+    size_t posted = conn->queues->recvs_count + (conn->queues->current_recv.pin != NULL);
+    bool done = has_core(self) && posted < self->rules.max_recv_wr && rdmacm_post_recv(conn->queues, &recv);
     conn->recvs_change += done;
     rdmacm_leave();
     return keep_pin(recv.pin, done);
@@ -123,21 +115,11 @@ PyObject *queue_pair_take_posted_counts(QueuePair *self, PyObject *Py_UNUSED(ign
     return Py_BuildValue("LL", sends, recvs);
 }
 
-void pop_counts(struct rdmacm_conn *conn, struct rdmacm_counts *taken) {
-    *taken = (struct rdmacm_counts){0};
-    if (!conn->rc) /* it has only refused packets, which the wire has counted */
-        return;
-    *taken = conn->rc->counts;
-    conn->rc->counts = (struct rdmacm_counts){0};
-}
-
 PyObject *queue_pair_take_counts(QueuePair *self, PyObject *Py_UNUSED(ignored)) {
     if (!self->core) /* its engine has them */
         return PyList_New(0);
     struct rdmacm_counts counts;
-    enter_core();
-    pop_counts(self->conn, &counts);
-    rdmacm_leave();
+    CORE_DO(counts = pop_counts(self->conn->queues));
     return list_counts(&counts);
 }
 
@@ -156,55 +138,52 @@ bool queue_pair_join(QueuePair *self, const struct queue_pair_parts *parts) {
     self->rules.max_send_sge = (size_t)max_send_sge;
     self->rules.max_recv_sge = (size_t)max_recv_sge;
     self->rules.signals_all = signals_all;
+    Engine *core = parts->core;
+    self->rules.regions = core->queues.regions;
+    self->rules.pd = core->queues.pd;
+    if (core->shared)
+        ((SharedReceives *)core->shared)->is_shared = true;
+    conn->queues = &core->queues;
+    conn->qp_num = core->queues.qp_num;
     conn->owner = parts->qp;
-    bool has_queues = !conn->rc || !conn->rc->domain;
+    bool has_queues = !core->domain;
     conn->send_cq = has_queues ? &((CompletionQueue *)parts->send_queue)->cq : NULL;
     conn->recv_cq = has_queues ? &((CompletionQueue *)parts->recv_queue)->cq : NULL;
     enter_core();
-    const Wire *wire = (Wire *)parts->wire;
-    bool done = rdmacm_wire_attach(wire->wire, conn);
-    if (done && wire->is_processing && !rdmacm_wire_claim(conn)) { /* it may have read more packets of this one */
+    bool done = rdmacm_wire_attach(parts->wire->wire, conn);
+    if (done && parts->wire->is_processing && !rdmacm_wire_claim(conn)) { /* it may have read more packets of this one */
         rdmacm_wire_detach(conn);
         done = false;
     }
-    *self->is_shared |= done;
+    core->is_shared |= done;
     rdmacm_leave();
     if (!done) {
         PyErr_SetString(PyExc_ValueError, "a second queue pair of the same number, or no memory");
         return false;
     }
-    self->wire = (Wire *)Py_NewRef(parts->wire);
-    self->core = Py_NewRef(parts->core);
+    self->wire = (Wire *)Py_NewRef((PyObject *)parts->wire);
+    self->core = (Engine *)Py_NewRef((PyObject *)core);
     self->qp = Py_NewRef(parts->qp);
     self->send_queue = Py_NewRef(parts->send_queue);
     self->recv_queue = Py_NewRef(parts->recv_queue);
     return true;
 }
 
+#define QUEUE_PAIR_OBJECTS(DO) DO(core) DO(qp) DO(send_queue) DO(recv_queue) DO(addresses)
+
 int queue_pair_traverse(QueuePair *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->core);
-    Py_VISIT(self->qp);
-    Py_VISIT(self->send_queue);
-    Py_VISIT(self->recv_queue);
-    Py_VISIT(self->addresses);
+    QUEUE_PAIR_OBJECTS(VISIT_OBJECT)
     return 0;
 }
 
 int queue_pair_clear(QueuePair *self) {
-    if (self->wire && self->wire->wire) {
-        enter_core();
-        rdmacm_wire_detach(self->conn);
-        rdmacm_leave();
-    }
+    if (self->wire && self->wire->wire)
+        CORE_DO(rdmacm_wire_detach(self->conn));
     /* In a child of fork(2) it stays shared with a thread that may have been about to change it. */
     if (self->core && self->wire->wire)
-        *self->is_shared = false;
-    Py_CLEAR(self->core);
-    Py_CLEAR(self->qp);
-    Py_CLEAR(self->send_queue);
-    Py_CLEAR(self->recv_queue);
-    Py_CLEAR(self->addresses);
+        self->core->is_shared = false;
+    QUEUE_PAIR_OBJECTS(CLEAR_OBJECT)
     return 0;
 }
 

@@ -108,6 +108,22 @@ void end_request(struct request *request) {
         Py_DECREF(request->elements[--request->count]);
 }
 
+bool read_fields(PyObject *object, PyObject *imm, bool is_xrc, struct rdmacm_send *send) {
+    const struct rdmacm_request_type *type = &rdmacm_request_types[send->opcode];
+    PyObject *word = type->word_kind == RDMACM_IMMEDIATE ? imm : names.invalidate_rkey;
+    if (type->word_kind && !read_uint32(object, word, UINT32_MAX, &send->word))
+        return false;
+    if (is_xrc && !read_uint32(object, names.remote_srqn, RDMACM_QPN_MASK, &send->remote_srqn))
+        return false;
+    if (type->flags == RDMACM_IS_DATA || type->flags == RDMACM_IS_LOCAL)
+        return true;
+    bool is_atomic = type->flags & RDMACM_IS_ATOMIC;
+    return read_number(object, names.remote_addr, UINT64_MAX, &send->remote_addr) &&
+           read_uint32(object, names.rkey, UINT32_MAX, &send->rkey) &&
+           (!is_atomic || (read_number(object, names.compare_add, UINT64_MAX, &send->compare_add) &&
+                           read_number(object, names.swap, UINT64_MAX, &send->swap)));
+}
+
 bool parse_flags(const struct rules *rules, uint64_t flags, size_t elements, bool *solicited, bool *unsignaled) {
     *solicited = flags & RDMACM_FLAG_SOLICITED;
     *unsignaled = !(flags & RDMACM_FLAG_SIGNALED || rules->signals_all);

@@ -72,26 +72,13 @@ static PyObject *route_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     self->owner = Py_NewRef(owner);
     self->flow.base = base;
     self->flow.is_ipv6 = remote_length == 16;
-    if (!set_route(&self->route, (const uint8_t *)remote, self->flow.is_ipv6, (uint16_t)port_number, scope, control,
-                   train)) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return finish_object(self, set_route(&self->route, (const uint8_t *)remote, self->flow.is_ipv6,
+                                         (uint16_t)port_number, scope, control, train));
 }
 
-static int route_traverse(Route *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->wire);
-    Py_VISIT(self->owner);
-    return 0;
-}
-
-static int route_clear(Route *self) {
-    Py_CLEAR(self->wire);
-    Py_CLEAR(self->owner);
-    return 0;
-}
+#define ROUTE_OBJECTS(DO) DO(wire) DO(owner)
+TRAVERSE(Route, route, ROUTE_OBJECTS)
+CLEAR(Route, route, ROUTE_OBJECTS)
 
 static void route_dealloc(Route *self) {
     PyObject_GC_UnTrack(self);

@@ -153,28 +153,17 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     self->lock = (Lock *)Py_NewRef(lock);
     self->on_events = Py_NewRef(on_events);
     self->sleepers = Py_NewRef(sleepers);
-    if (!self->wire) {
-        Py_DECREF((PyObject *)self);
-        return PyErr_NoMemory();
-    }
+    if (!self->wire)
+        return finish_object(self, PyErr_NoMemory());
     self->wire->is_enabled = true;
     self->wire->yield_interval = POLLS_PER_YIELD;
     self->signal_fd = -1;
     return (PyObject *)self;
 }
 
-static int wire_traverse(Wire *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->on_events);
-    Py_VISIT(self->sleepers);
-    return 0;
-}
-
-static int wire_clear(Wire *self) {
-    Py_CLEAR(self->on_events);
-    Py_CLEAR(self->sleepers);
-    return 0;
-}
+#define WIRE_OBJECTS(DO) DO(on_events) DO(sleepers)
+TRAVERSE(Wire, wire, WIRE_OBJECTS)
+CLEAR(Wire, wire, WIRE_OBJECTS)
 
 static PyObject *wire_open(Wire *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
@@ -198,11 +187,8 @@ static void close_signal(Wire *self) {
 static PyObject *wire_serve(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_wire *wire = self->wire;
     bool is_new = false;
-    if (wire && self->signal_fd >= 0) {
-        enter_core();
-        is_new = !wire->service && rdmacm_service_start(wire, self->signal_fd);
-        rdmacm_leave();
-    }
+    if (wire && self->signal_fd >= 0)
+        CORE_DO(is_new = !wire->service && rdmacm_service_start(wire, self->signal_fd));
     return PyBool_FromLong(is_new);
 }
 
@@ -213,9 +199,7 @@ static PyObject *wire_clear_signal(Wire *self, PyObject *Py_UNUSED(ignored)) {
     if (self->wire && self->wire->service)
         rdmacm_service_clear_signal(self->wire);
     rdmacm_leave();
-    if (failed)
-        return PyErr_SetFromErrno(PyExc_OSError);
-    Py_RETURN_NONE;
+    return failed ? PyErr_SetFromErrno(PyExc_OSError) : Py_NewRef(Py_None);
 }
 
 static PyObject *wire_close(Wire *self, PyObject *Py_UNUSED(ignored)) {
@@ -262,16 +246,12 @@ static void wire_dealloc(Wire *self) {
 
 static PyObject *wire_add_source(Wire *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
+    bool done = true;
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (self->wire) {
-        enter_core();
-        bool done = rdmacm_wire_add_source(self->wire, (int)fd, NULL);
-        rdmacm_leave();
-        if (!done)
-            return PyErr_NoMemory();
-    }
-    Py_RETURN_NONE;
+    if (self->wire)
+        CORE_DO(done = rdmacm_wire_add_source(self->wire, (int)fd, NULL));
+    return done ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 /* A group as group_key() of soft/wire/base.py has it: the address, and the index of the interface in four bytes more. */
@@ -299,25 +279,18 @@ static PyObject *wire_add_group(Wire *self, PyObject *args) {
     struct group_key key;
     if (!PyArg_ParseTuple(args, "iy#", &fd, &bytes, &length) || !set_group_key(&key, bytes, length))
         return NULL;
-    if (self->wire) {
-        enter_core();
-        bool done = rdmacm_wire_add_group(self->wire, fd, key.address, key.is_ipv6, key.ifindex);
-        rdmacm_leave();
-        if (!done)
-            return PyErr_NoMemory();
-    }
-    Py_RETURN_NONE;
+    bool done = true;
+    if (self->wire)
+        CORE_DO(done = rdmacm_wire_add_group(self->wire, fd, key.address, key.is_ipv6, key.ifindex));
+    return done ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 static PyObject *wire_remove_group(Wire *self, PyObject *argument) {
     long fd = PyLong_AsLong(argument);
     if (fd == -1 && PyErr_Occurred())
         return NULL;
-    if (self->wire) {
-        enter_core();
-        rdmacm_wire_remove_group(self->wire, (int)fd);
-        rdmacm_leave();
-    }
+    if (self->wire)
+        CORE_DO(rdmacm_wire_remove_group(self->wire, (int)fd));
     Py_RETURN_NONE;
 }
 
@@ -434,11 +407,8 @@ static PyObject *address_of(const struct sockaddr_storage *source) {
 static PyObject *wire_take_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
     struct rdmacm_arrival *arrival = NULL;
-    if (list && self->wire) {
-        enter_core();
-        arrival = rdmacm_wire_take_arrivals(self->wire);
-        rdmacm_leave();
-    }
+    if (list && self->wire)
+        CORE_DO(arrival = rdmacm_wire_take_arrivals(self->wire));
     for (; list && arrival; arrival = arrival->next) /* nobody else has those that were taken */
         append(&list, Py_BuildValue("y#nNy#Iii", arrival->data, (Py_ssize_t)arrival->size,
                                     (Py_ssize_t)arrival->segment, address_of(&arrival->source), arrival->local,
@@ -448,11 +418,8 @@ static PyObject *wire_take_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
 }
 
 static PyObject *wire_end_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
-    if (self->wire) {
-        enter_core();
-        rdmacm_wire_end_arrivals(self->wire);
-        rdmacm_leave();
-    }
+    if (self->wire)
+        CORE_DO(rdmacm_wire_end_arrivals(self->wire));
     Py_RETURN_NONE;
 }
 
@@ -500,12 +467,8 @@ static PyObject *wire_set_slots(Wire *self, PyObject *slots) {
         PyErr_SetString(PyExc_TypeError, "a tuple of slots or None is wanted");
     if (PyErr_Occurred())
         return NULL;
-    if (self->wire) {
-        enter_core();
-        memcpy(self->wire->own_slots, own, sizeof own);
-        self->wire->shares_port = slots != Py_None;
-        rdmacm_leave();
-    }
+    if (self->wire)
+        CORE_DO(memcpy(self->wire->own_slots, own, sizeof own); self->wire->shares_port = slots != Py_None);
     Py_RETURN_NONE;
 }
 
@@ -533,9 +496,7 @@ static PyObject *wire_accept(Wire *self, PyObject *args) {
         }
     }
     rdmacm_leave();
-    if (!known)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return known ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 static const char *const stray_names[RDMACM_STRAYS] = {
@@ -591,11 +552,8 @@ static PyObject *wire_forget(Wire *self, PyObject *argument) {
     if (qp_num == (unsigned long)-1 && PyErr_Occurred())
         return NULL;
     PyObject *strays = wire_take_strays(self, NULL); /* else those of the queue pair would be gone with it */
-    if (strays && self->wire) {
-        enter_core();
-        rdmacm_wire_forget(self->wire, (uint32_t)qp_num);
-        rdmacm_leave();
-    }
+    if (strays && self->wire)
+        CORE_DO(rdmacm_wire_forget(self->wire, (uint32_t)qp_num));
     return strays;
 }
 
@@ -624,7 +582,7 @@ static size_t pop_events(struct rdmacm_wire *wire, struct event *found) {
             conn->has_timer = true;
         event->has_deadline = conn->rc && conn->rc->has_deadline;
         event->deadline = event->has_deadline ? conn->rc->deadline : 0;
-        pop_counts(conn, &event->counts);
+        event->counts = pop_counts(conn->queues);
     }
     return count;
 }
@@ -634,9 +592,7 @@ static PyObject *wire_take_events(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct event found[MOST_EVENTS];
     size_t count = MOST_EVENTS;
     while (list && self->wire && count == MOST_EVENTS) {
-        enter_core();
-        count = pop_events(self->wire, found);
-        rdmacm_leave();
+        CORE_DO(count = pop_events(self->wire, found));
         for (size_t i = 0; i < count; i++) {
             const struct event *event = &found[i];
             PyObject *deadline = event->has_deadline ? PyFloat_FromDouble(event->deadline) : Py_NewRef(Py_None);
@@ -678,11 +634,8 @@ static PyObject *wire_take_added(Wire *self, PyObject *Py_UNUSED(ignored)) {
 #define GETTER(name, type, value, convert)                                                                             \
     static PyObject *name(Wire *self, void *Py_UNUSED(closure)) {                                                      \
         type found = 0;                                                                                                \
-        if (self->wire) {                                                                                              \
-            enter_core();                                                                                              \
-            found = (value);                                                                                           \
-            rdmacm_leave();                                                                                            \
-        }                                                                                                              \
+        if (self->wire)                                                                                                \
+            CORE_DO(found = (value));                                                                                  \
         return convert(found);                                                                                         \
     }
 
@@ -718,12 +671,9 @@ static int set_is_enabled(Wire *self, PyObject *value, void *Py_UNUSED(closure))
 }
 
 static int set_may_defer_acks(Wire *self, PyObject *value, void *Py_UNUSED(closure)) {
-    if (self->wire) {
-        bool may = value && PyObject_IsTrue(value) > 0;
-        enter_core();
-        self->wire->may_defer_acks = may;
-        rdmacm_leave();
-    }
+    bool may = value && PyObject_IsTrue(value) > 0;
+    if (self->wire)
+        CORE_DO(self->wire->may_defer_acks = may);
     return 0;
 }
 

@@ -12,26 +12,15 @@ static PyObject *domain_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
         return NULL;
     self->regions = Py_NewRef(regions);
     self->members = PyDict_New();
-    if (!self->members) {
-        Py_DECREF((PyObject *)self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return finish_object(self, self->members);
 }
 
-static int domain_traverse(XrcDomain *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->members);
-    Py_VISIT(self->regions);
-    return 0;
-}
+#define DOMAIN_OBJECTS(DO) DO(members) DO(regions)
+TRAVERSE(XrcDomain, domain, DOMAIN_OBJECTS)
 
 static int domain_clear(XrcDomain *self) {
-    enter_core();
-    rdmacm_table_free(&self->queues); /* before what it refers to ends */
-    rdmacm_leave();
-    Py_CLEAR(self->members);
-    Py_CLEAR(self->regions);
+    CORE_DO(rdmacm_table_free(&self->queues)); /* before what it refers to ends */
+    DOMAIN_OBJECTS(CLEAR_OBJECT)
     return 0;
 }
 
@@ -65,9 +54,7 @@ static PyObject *domain_add(XrcDomain *self, PyObject *args) {
     Py_XDECREF(members);
     if (done)
         Py_RETURN_NONE;
-    enter_core();
-    rdmacm_table_remove(&self->queues, (uint32_t)srqn);
-    rdmacm_leave();
+    CORE_DO(rdmacm_table_remove(&self->queues, (uint32_t)srqn));
     return NULL;
 }
 
@@ -75,9 +62,7 @@ static PyObject *domain_remove(XrcDomain *self, PyObject *number) {
     uint64_t srqn;
     if (!number_of(number, RDMACM_QPN_MASK, &srqn))
         return PyErr_Format(PyExc_ValueError, "a number of 24 bits is wanted");
-    enter_core();
-    rdmacm_table_remove(&self->queues, (uint32_t)srqn);
-    rdmacm_leave();
+    CORE_DO(rdmacm_table_remove(&self->queues, (uint32_t)srqn));
     return PyDict_DelItem(self->members, number) < 0 ? NULL : Py_NewRef(Py_None);
 }
 

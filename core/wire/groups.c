@@ -101,7 +101,7 @@ void rdmacm_group_deliver(struct rdmacm_wire *wire, struct rdmacm_group *group, 
     }
     for (size_t i = 0; i < group->members_count; i++) {
         const struct rdmacm_known *known = rdmacm_wire_find(wire, group->members[i]);
-        if (!known->conn || known->conn->ud->ud->failed) {
+        if (!known->conn || known->conn->queues->failed) {
             wire->strays[RDMACM_WRONG_STATE]++;
         } else if (!rdmacm_ud_deliver(known->conn->ud, &to_group, 0, from->size)) {
             wire->counts.dropped++;

@@ -137,8 +137,9 @@ struct rdmacm_known {
 /* A connection whose peer is known, or a datagram queue pair. */
 struct rdmacm_conn {
     struct rdmacm_wire *wire;
-    struct rdmacm_rc *rc;     /* NULL of a datagram queue pair */
-    struct rdmacm_ud_end *ud; /* NULL of a connection */
+    struct rdmacm_queues *queues; /* of its engine */
+    struct rdmacm_rc *rc;         /* NULL of a datagram queue pair */
+    struct rdmacm_ud_end *ud;     /* NULL of a connection */
     struct rdmacm_cq *send_cq, *recv_cq; /* NULL of an XRC target: each shared receive queue has its own */
     uint32_t qp_num;
     /* Of a connection: packets are accepted from this address and port to that address. */
@@ -155,7 +156,7 @@ struct rdmacm_conn {
     unsigned events; /* RDMACM_EVENT_...: what the owner has to do */
     bool has_timer;   /* whether the owner will call its timer, at some time */
     bool told_failed; /* whether the owner was told that its engine has failed */
-    bool told_send_failed; /* the same of the requests of an unreliable connection */
+    bool told_send_failed; /* the same of its send queue */
     bool in_acks, in_ready, in_events, in_timers;
     struct rdmacm_conn *next_ack, *next_ready, *next_event;
     struct rdmacm_conn *next_timer, *previous_timer;
@@ -178,7 +179,6 @@ struct rdmacm_ud_end {
     struct rdmacm_ud *ud;
     int fds[2]; /* packets leave from this socket of IPv4, and that of IPv6; -1: none */
     const struct rdmacm_addresses *addresses; /* that packets are accepted at */
-    uint8_t told;                             /* what the owner has been told of its engine: see ud_wire.c */
 };
 
 /* -- the wire -------------------------------------------------------------------------------------------------------- */
@@ -356,8 +356,8 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
                       const struct rdmacm_datagram *datagram);
 /* Count a packet or train that was not sent or read, by its errno. */
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
-/* Pass completions on to the queues. */
-void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions);
+/* Pass on what the engine of a queue pair has to say. */
+void rdmacm_wire_see_engine(struct rdmacm_conn *conn);
 void rdmacm_wire_list_event(struct rdmacm_conn *conn, unsigned event);
 /* Count what the engine of a queue pair has refused as the wire does. */
 void rdmacm_wire_count_refused(struct rdmacm_conn *conn, uint32_t *refused);

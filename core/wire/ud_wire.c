@@ -5,8 +5,6 @@
 
 /* The fields of the IP header where the system does not say them. */
 enum { USUAL_TRAFFIC_CLASS = 0, USUAL_HOP_LIMIT = 64 };
-/* Bits of rdmacm_ud_end.told. */
-enum { TOLD_SEND_FAILED = 1, TOLD_FAILED = 2 };
 
 static bool is_link_local(const uint8_t *address) { return address[0] == 0xFE && (address[1] & 0xC0) == 0x80; }
 
@@ -27,23 +25,6 @@ bool rdmacm_ud_is_own(const struct rdmacm_ud_end *end, const struct rdmacm_recei
     return false;
 }
 
-/* Pass on what the engine has to say. */
-static void see_engine(struct rdmacm_ud_end *end) {
-    struct rdmacm_conn *conn = &end->conn;
-    struct rdmacm_ud *ud = end->ud;
-    rdmacm_wire_complete(conn, &ud->completions);
-    if (ud->has_refused) {
-        rdmacm_wire_count_refused(conn, ud->refused);
-        ud->has_refused = false;
-    }
-    if (ud->srq && ud->srq->is_limit_reached)
-        rdmacm_wire_list_event(conn, RDMACM_EVENT_SRQ_LIMIT);
-    uint8_t failed = (uint8_t)((ud->send_failed ? TOLD_SEND_FAILED : 0) | (ud->failed ? TOLD_FAILED : 0));
-    if (failed & ~end->told)
-        rdmacm_wire_list_event(conn, RDMACM_EVENT_FAILED);
-    end->told = failed;
-}
-
 size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size) {
     struct rdmacm_wire *wire = end->conn.wire;
     struct rdmacm_ud_source source = {.traffic_class = USUAL_TRAFFIC_CLASS, .hop_limit = USUAL_HOP_LIMIT};
@@ -56,7 +37,7 @@ size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received
         source.hop_limit = (uint8_t)from->hop_limit;
     }
     size_t accepted = rdmacm_ud_take(end->ud, wire->buffer + at, size, from->segment, &source);
-    see_engine(end);
+    rdmacm_wire_see_engine(&end->conn);
     return accepted;
 }
 
@@ -73,6 +54,6 @@ size_t rdmacm_ud_transmit(struct rdmacm_ud_end *end, size_t limit) {
         for (size_t i = 0; i < out->datagrams_count; i++)
             rdmacm_wire_send(wire, end->fds[route->is_ipv6], route, &out->datagrams[i]);
     }
-    see_engine(end);
+    rdmacm_wire_see_engine(&end->conn);
     return sent;
 }

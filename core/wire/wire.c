@@ -167,7 +167,8 @@ static struct rdmacm_cq *queue_of(const struct rdmacm_conn *conn, const struct r
     return srq ? srq->cq : NULL;
 }
 
-void rdmacm_wire_complete(struct rdmacm_conn *conn, struct rdmacm_completions *completions) {
+static void pass_on_completions(struct rdmacm_conn *conn) {
+    struct rdmacm_completions *completions = &conn->queues->completions;
     struct rdmacm_wire *wire = conn->wire;
     for (size_t i = 0; i < completions->count; i++) {
         const struct rdmacm_completion *completion = &completions->items[i];
@@ -204,24 +205,22 @@ void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
         wire->counts.lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
 }
 
-/* Pass on what the engine of a connection has to say. */
-static void see_engine(struct rdmacm_conn *conn) {
-    struct rdmacm_rc *rc = conn->rc;
-    rdmacm_wire_complete(conn, &rc->completions);
-    if (rc->counts.has_any)
+void rdmacm_wire_see_engine(struct rdmacm_conn *conn) {
+    struct rdmacm_queues *queues = conn->queues;
+    pass_on_completions(conn);
+    if (queues->counts.has_any)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_COUNTS);
-    if (rc->has_refused) {
-        rdmacm_wire_count_refused(conn, rc->refused);
-        rc->has_refused = false;
+    if (queues->has_refused) {
+        rdmacm_wire_count_refused(conn, queues->refused);
+        queues->has_refused = false;
     }
-    if (rc->has_reached_limit)
+    if (queues->has_reached_limit)
         rdmacm_wire_list_event(conn, RDMACM_EVENT_SRQ_LIMIT);
-    rc->has_reached_limit = false;
-    if ((rc->failed && !conn->told_failed) || (rc->send_failed && !conn->told_send_failed)) {
-        conn->told_failed = rc->failed;
-        conn->told_send_failed = rc->send_failed;
+    queues->has_reached_limit = false;
+    if ((queues->failed && !conn->told_failed) || (queues->send_failed && !conn->told_send_failed))
         rdmacm_wire_list_event(conn, RDMACM_EVENT_FAILED);
-    }
+    conn->told_failed = queues->failed;
+    conn->told_send_failed = queues->send_failed;
 }
 
 size_t rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now) {
@@ -234,7 +233,7 @@ size_t rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now) 
         rdmacm_wire_send(wire, conn->fd, &conn->route, datagram);
         sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
     }
-    see_engine(conn);
+    rdmacm_wire_see_engine(conn);
     return sent;
 }
 
@@ -285,7 +284,7 @@ void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
                 continue;
             }
             rdmacm_rc_timer(rc, now);
-            see_engine(conn);
+            rdmacm_wire_see_engine(conn);
             list_ready(conn);
         }
         if (!rc->has_deadline)
@@ -439,7 +438,7 @@ static bool deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_
         rdmacm_flow_of(from, &conn->flow);
     }
     *accepted += rdmacm_rc_take(rc, &conn->flow, wire->buffer + at, size, from->segment, now);
-    see_engine(conn);
+    rdmacm_wire_see_engine(conn);
     int to_send = rdmacm_rc_to_send(rc);
     if (to_send == 2) {
         list_ready(conn);
@@ -482,7 +481,7 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
         const struct rdmacm_known *known = rdmacm_wire_find(wire, qp_num);
         struct rdmacm_conn *conn = known && !known->queued ? known->conn : NULL;
         size = end - at;
-        if (conn && conn->ud && rdmacm_ud_is_own(conn->ud, from) && !conn->ud->ud->failed) {
+        if (conn && conn->ud && rdmacm_ud_is_own(conn->ud, from) && !conn->queues->failed) {
             accepted += rdmacm_ud_deliver(conn->ud, from, at, size);
             is_taken = true;
         } else if (conn && conn->rc) {

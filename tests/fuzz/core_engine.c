@@ -202,7 +202,7 @@ static void post_send(struct side *side) {
         return;
     const struct side *peer = peer_of(side);
     uint32_t opcode = number(1) % RDMACM_REQUEST_TYPES, flags = number(1);
-    if (!rdmacm_rc_has(opcode))
+    if (!rdmacm_rc_has(&side->rc, opcode))
         return;
     uint8_t kind = rdmacm_request_types[opcode].flags;
     size_t index = side->sends.posted;
@@ -237,7 +237,7 @@ static void post_send(struct side *side) {
         };
         send.bind = &side->binds[index];
     }
-    side->sends.posted += rdmacm_rc_post_send(&side->rc, &send);
+    side->sends.posted += rdmacm_post_send(&side->rc.queues, &send);
 }
 
 static void post_recv(struct side *side) {
@@ -251,8 +251,9 @@ static void post_recv(struct side *side) {
         elements[0] = (struct rdmacm_element){
             .data = side->region[0].body + skew, .length = (uint32_t)recv.memory.length, .lkey = region_keys[0]};
     }
-    CHECK(!side->rc.srq || !rdmacm_rc_post_recv(&side->rc, &recv));
-    side->recvs.posted += side->rc.srq ? rdmacm_srq_post(&side->srq, &recv) : rdmacm_rc_post_recv(&side->rc, &recv);
+    struct rdmacm_queues *queues = &side->rc.queues;
+    CHECK(!queues->srq || !rdmacm_post_recv(queues, &recv));
+    side->recvs.posted += queues->srq ? rdmacm_srq_post(&side->srq, &recv) : rdmacm_post_recv(queues, &recv);
 }
 
 /* -- packets --------------------------------------------------------------------------------------------------------- */
@@ -423,7 +424,7 @@ static void reset(struct side *side, bool has_srq, bool is_ipv6) {
     size_t length = is_ipv6 ? 16 : 4;
     rdmacm_flow_init(&side->to, addresses[me], addresses[!me], length, (uint16_t)(50000 + me), RDMACM_ROCE_PORT);
     rdmacm_flow_init(&side->from, addresses[!me], addresses[me], length, (uint16_t)(50000 + !me), RDMACM_ROCE_PORT);
-    rdmacm_rc_init(&side->rc, (uint32_t)(17 + me));
+    rdmacm_rc_init(&side->rc, RDMACM_RC, (uint32_t)(17 + me), NULL);
     side->rc.flow_out = side->to;
     side->rc.regions = &side->regions;
     side->rc.pd = PD;
@@ -455,7 +456,7 @@ static void change_state(struct side *side) {
         break;
     }
     case 5:
-        rdmacm_rc_look_up_again(&side->rc, region_keys[0]);
+        rdmacm_look_up_again(&side->rc.queues, region_keys[0]);
         rdmacm_srq_look_up(&side->srq, &side->regions, PD, region_keys[0]);
         break;
     case 6: side->srq.limit = value; break;
