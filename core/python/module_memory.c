@@ -213,9 +213,8 @@ static PyObject *regions_add(Regions *self, PyObject *args) {
         .owner = (uint64_t)(uintptr_t)owner,
         .access = access,
     };
-    enter_core();
-    bool done = rdmacm_regions_add(&self->regions, key, &region);
-    rdmacm_leave();
+    bool done;
+    CORE_DO(done = rdmacm_regions_add(&self->regions, key, &region));
     if (!done) {
         drop_pin(pin);
         PyErr_Format(PyExc_ValueError, "the key 0x%x is 0 or in use, or there is no memory", key);

@@ -47,9 +47,8 @@ static void *pop_pin(struct rdmacm_srq *srq) {
 
 static void drop_all(SharedReceives *self) {
     for (;;) {
-        enter_core();
-        void *pin = pop_pin(&self->srq);
-        rdmacm_leave();
+        void *pin;
+        CORE_DO(pin = pop_pin(&self->srq));
         if (!pin)
             return;
         drop_pin(pin);
@@ -77,9 +76,8 @@ static void shared_dealloc(SharedReceives *self) {
 /* Queue a receive that has a pin. False, with the pin dropped, if there is no room. */
 static bool queue_pin(SharedReceives *self, struct pin *pin) {
     struct rdmacm_recv recv = {.pin = pin, .memory = pin->memory};
-    enter_core();
-    bool done = rdmacm_srq_post(&self->srq, &recv);
-    rdmacm_leave();
+    bool done;
+    CORE_DO(done = rdmacm_srq_post(&self->srq, &recv));
     return keep_pin(pin, done);
 }
 
@@ -127,9 +125,7 @@ static PyObject *shared_look_up_again(SharedReceives *self, PyObject *key) {
     uint64_t lkey;
     if (!number_of(key, UINT32_MAX, &lkey))
         return PyErr_Format(PyExc_ValueError, "a key is wanted");
-    enter_core();
-    rdmacm_srq_look_up(&self->srq, self->rules.regions, self->rules.pd, (uint32_t)lkey);
-    rdmacm_leave();
+    CORE_DO(rdmacm_srq_look_up(&self->srq, self->rules.regions, self->rules.pd, (uint32_t)lkey));
     Py_RETURN_NONE;
 }
 
@@ -141,9 +137,8 @@ static PyObject *shared_clear(SharedReceives *self, PyObject *Py_UNUSED(ignored)
 /* -- fields ---------------------------------------------------------------------------------------------------------- */
 
 static PyObject *get_size(const size_t *size) {
-    enter_core();
-    size_t found = *size;
-    rdmacm_leave();
+    size_t found;
+    CORE_DO(found = *size);
     return PyLong_FromSize_t(found);
 }
 
@@ -153,9 +148,7 @@ static int set_size(size_t *size, PyObject *value) {
         PyErr_SetString(PyExc_ValueError, "a size is wanted");
         return -1;
     }
-    enter_core();
-    *size = (size_t)number;
-    rdmacm_leave();
+    CORE_DO(*size = (size_t)number);
     return 0;
 }
 
@@ -172,9 +165,8 @@ static int set_limit(SharedReceives *self, PyObject *value, void *Py_UNUSED(clos
 }
 
 static Py_ssize_t shared_length(SharedReceives *self) {
-    enter_core();
-    size_t count = self->srq.recvs_count;
-    rdmacm_leave();
+    size_t count;
+    CORE_DO(count = self->srq.recvs_count);
     return (Py_ssize_t)count;
 }
 

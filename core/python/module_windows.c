@@ -19,43 +19,33 @@ PyObject *regions_allocate_window(Regions *self, PyObject *args) {
     window->pd = Py_NewRef(pd);
     window->window.pd = (uint64_t)(uintptr_t)pd;
     window->window.is_type_2 = is_type_2;
-    enter_core();
-    bool done = rdmacm_window_allocate(&self->regions, &window->window, key);
-    rdmacm_leave();
+    bool done;
+    CORE_DO(done = rdmacm_window_allocate(&self->regions, &window->window, key));
     if (done)
         return (PyObject *)window;
     Py_DECREF((PyObject *)window);
     return PyErr_Format(PyExc_ValueError, "a window has a key like 0x%x, or there is no memory", key);
 }
 
-static int window_traverse(Window *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE((PyObject *)self));
-    Py_VISIT(self->owner);
-    Py_VISIT(self->pd);
-    return 0;
-}
+#define WINDOW_OBJECTS(DO) DO(owner) DO(pd)
+TRAVERSE(Window, window, WINDOW_OBJECTS)
 
 static PyObject *window_close(Window *self, PyObject *Py_UNUSED(ignored)) {
-    enter_core();
-    rdmacm_window_deallocate(&self->window);
-    rdmacm_leave();
+    CORE_DO(rdmacm_window_deallocate(&self->window));
     Py_RETURN_NONE;
 }
 
 static void window_dealloc(Window *self) {
     PyObject_GC_UnTrack(self);
-    enter_core();
-    rdmacm_window_deallocate(&self->window);
-    rdmacm_leave();
+    CORE_DO(rdmacm_window_deallocate(&self->window));
     Py_XDECREF(self->owner);
     Py_XDECREF(self->pd);
     free_object((PyObject *)self);
 }
 
 static PyObject *get_number(Window *self, void *Py_UNUSED(closure)) {
-    enter_core();
-    uint64_t number = self->window.number;
-    rdmacm_leave();
+    uint64_t number;
+    CORE_DO(number = self->window.number);
     return PyLong_FromUnsignedLongLong(number);
 }
 
@@ -127,9 +117,7 @@ PyObject *regions_bind(Regions *self, PyObject *args) {
         return NULL;
     bool done = read_bind(object, &bind);
     if (done) {
-        enter_core();
-        done = rdmacm_window_bind(&self->regions, (uint64_t)(uintptr_t)pd, qp, &bind);
-        rdmacm_leave();
+        CORE_DO(done = rdmacm_window_bind(&self->regions, (uint64_t)(uintptr_t)pd, qp, &bind));
     }
     return answer(done);
 }
@@ -140,9 +128,8 @@ PyObject *regions_invalidate(Regions *self, PyObject *args) {
     unsigned int key;
     if (!PyArg_ParseTuple(args, "OKI", &pd, &qp, &key))
         return NULL;
-    enter_core();
-    bool done = rdmacm_window_invalidate(&self->regions, (uint64_t)(uintptr_t)pd, qp, key);
-    rdmacm_leave();
+    bool done;
+    CORE_DO(done = rdmacm_window_invalidate(&self->regions, (uint64_t)(uintptr_t)pd, qp, key));
     return PyBool_FromLong(done);
 }
 
@@ -150,9 +137,7 @@ PyObject *regions_free_windows(Regions *self, PyObject *args) {
     unsigned long long qp;
     if (!PyArg_ParseTuple(args, "K", &qp))
         return NULL;
-    enter_core();
-    rdmacm_windows_free(&self->regions, qp);
-    rdmacm_leave();
+    CORE_DO(rdmacm_windows_free(&self->regions, qp));
     Py_RETURN_NONE;
 }
 
@@ -185,9 +170,8 @@ PyObject *regions_bound(Regions *self, PyObject *args) {
     unsigned int key;
     if (!PyArg_ParseTuple(args, "I", &key))
         return NULL;
-    enter_core();
-    size_t count = rdmacm_regions_bound(&self->regions, key);
-    rdmacm_leave();
+    size_t count;
+    CORE_DO(count = rdmacm_regions_bound(&self->regions, key));
     return PyLong_FromSize_t(count);
 }
 
