@@ -223,7 +223,7 @@ class Icrc:
             return guess
         if self.is_ipv6:
             return None
-        # The CRC takes the least significant byte first; the identification is sent with the most significant one first.
+        # The CRC has the first byte in its low bits; the identification is sent most significant byte first.
         found = _unwound(length + _IDENTIFICATION_TO_BTH, crc ^ RESIDUE)
         return guess ^ (found >> 8 | (found & 0xFF) << 8) if found < 1 << 16 else None
 

@@ -31,7 +31,7 @@ from rdmacm.proto.constants import (
     WRITE_ONLY,
 )
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, slices, total
-from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, BTH_HALVES, FETH_STRUCT, RETH_STRUCT, WORD, feth_word
+from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, BTH_HALVES, FETH_STRUCT, RETH_STRUCT, WORD
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, crc32
 from rdmacm.proto.roce.rc.failure import fail
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
@@ -301,7 +301,7 @@ def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
     length, placement, selectivity = work.flush
     rc.next_psn = (psn + 1) & PSN_MASK
     headers = BTH_HALVES.pack(FLUSH << 56 | rc.send_bth, psn | ACK_REQUEST)
-    headers += FETH_STRUCT.pack(feth_word(selectivity, placement))
+    headers += FETH_STRUCT.pack(selectivity << 4 | placement)
     out.add(headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=work.had_icrc_twice)
     return count
 
