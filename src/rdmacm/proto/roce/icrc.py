@@ -178,13 +178,9 @@ class Icrc:
             crc = crc32(buffer, crc)
         return crc, length
 
-    def compute(self, buffers: Sequence[Buffer], identification: int = 0) -> int:
-        """The ICRC of a packet without it, as a number. WireError if there is no whole BTH."""
-        return self._run(buffers, ICRC_LENGTH, identification)[0]
-
     def seal(self, buffers: Sequence[Buffer], identification: int = 0) -> bytes:
         """The four bytes that follow a packet. WireError if there is no whole BTH."""
-        return self._run(buffers, ICRC_LENGTH, identification)[0].to_bytes(4, "little")
+        return ICRC_STRUCT.pack(self._run(buffers, ICRC_LENGTH, identification)[0])
 
     def check(self, buffers: Sequence[Buffer], identification: int = 0) -> bool:
         """Whether the last four bytes are the ICRC of the others, with this identification."""
