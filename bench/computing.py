@@ -25,8 +25,9 @@ from forged import forged
 
 import rdmacm
 from rdmacm import CmId
+from rdmacm.address import DEFAULT_PKEY
 from rdmacm.proto.constants import ROCE_PORT
-from rdmacm.proto.roce.headers import BTH, RocePacket
+from rdmacm.proto.roce.headers import BTH_STRUCT
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire import sockets
@@ -129,9 +130,7 @@ def _stranger_packets(kind: str, source: str, target: str, qpn: int) -> list[byt
 
 
 def _packet(opcode: Opcode, qpn: int, random: Random, body: bytes) -> bytes:
-    packet = bytearray(RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, random.getrandbits(24)), payload=body).pack())
-    packet[0] = opcode
-    return bytes(packet)
+    return BTH_STRUCT.pack(opcode, 0, DEFAULT_PKEY, qpn, random.getrandbits(24)) + body
 
 
 def flood(kind: str, rate: int, source: str, target: str, client: str, qpn: int) -> None:

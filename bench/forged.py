@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from random import Random
 
-from rdmacm.address import Gid
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.proto.cm.messages import (
     DREP,
     DREQ,
@@ -27,7 +27,7 @@ from rdmacm.proto.cm.messages import (
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
+from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, BTH_STRUCT
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 
@@ -61,7 +61,7 @@ class _Template:
         self.random = [(_MAD + 8, 8), (_DATA, 4)]  # transaction id, communication id
         self.has_source = kind == "req"
         if kind in ("qp", "no_qp"):
-            self.packet = bytearray(RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, 0), payload=bytes(64)).pack())
+            self.packet = bytearray(BTH_STRUCT.pack(Opcode.RC_SEND_ONLY, 0, DEFAULT_PKEY, qpn, 0) + bytes(64))
             self.random = [(9, 3), (12, 64)] if kind == "qp" else [(6, 2), (9, 3), (12, 64)]  # QPN, PSN, payload
             return
         if kind == "req":
@@ -79,7 +79,7 @@ class _Template:
             mad[16:18] = b"\x00\x42"
         elif kind == "class":
             mad[1] = 0x21  # a vendor's
-        self.packet = bytearray(RocePacket(BTH(Opcode.UD_SEND_ONLY, 1, 0), deth=DETH(GSI_Q_KEY, 1), payload=mad).pack())
+        self.packet = bytearray(BTH_DETH_STRUCT.pack(Opcode.UD_SEND_ONLY, 0, DEFAULT_PKEY, 1, 0, GSI_Q_KEY, 1) + mad)
 
     def next(self, random: Random, source: bytes) -> bytearray:
         packet = self.packet

@@ -10,12 +10,12 @@ import pytest
 
 from rdmacm import CmEventType, CmId, IdOption, McJoinFlag, OptionLevel, PortSpace, SockAddrIB, UdParam, cma
 from rdmacm.address import Gid
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.device import groups
 from rdmacm.verbs import AH, GRH, MR, SendFlag, SendWR, WCStatus, WROpcode
 from support.hostile import sealed, throw
 from support.pair import ADDRESSES, End, Ends, ends, refused
+from support.roce_packets import BTH, DETH, RocePacket
 
 E = CmEventType
 UDP = PortSpace.UDP

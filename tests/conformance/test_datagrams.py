@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from rdmacm import CmEvent, CmId, ConnParam, EventChannel, PortSpace, UdParam
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import AH, MR, QPCap, QPInitAttr, QPState, QPType, SendFlag, SendWR, WCStatus, WROpcode
 from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
+from support.roce_packets import BTH, DETH, RocePacket
 
 QKEY = 0x01234567
 PORT = 7000

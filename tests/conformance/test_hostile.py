@@ -15,7 +15,6 @@ from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.messages import DREQ, REJ, REP, unpack_message
 from rdmacm.proto.mad import Mad
-from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import Fabric, Host, Outcome
@@ -35,6 +34,7 @@ from support.hostile import (
     throw,
     trio,
 )
+from support.roce_packets import BTH, RETH, AtomicETH, RocePacket
 
 E = CmEventType
 SERVER, CLIENT, STRANGER = ADDRESSES

@@ -17,12 +17,12 @@ from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, RTU, SIDR_REP, Message, unpack_message
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.mad import Mad
-from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import LOSE, Fabric, Host, Outcome
 from rdmacm.verbs import SendFlag, WCStatus
 from support.hostile import ADDRESSES, FAMILIES, PORT, Server, Talk, asking, equipped, management, sealed, throw, trio
+from support.roce_packets import BTH, RocePacket
 
 E = CmEventType
 SERVER, CLIENT, STRANGER = ADDRESSES

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
-from rdmacm.proto.roce.headers import BTH, RETH, ImmDt, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, QPType, SendWR, WCOpcode, WCStatus, WROpcode
 from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
+from support.roce_packets import BTH, RETH, ImmDt, RocePacket
 
 PORT = 7000
 ROOM = 4096

@@ -19,11 +19,11 @@ import pytest
 from core.test_wire import SIGNALED, End, connected
 from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.core_choice import compiled
-from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.verbs import SendWR, WCOpcode, WCStatus, WROpcode
 from support.netns import python_environment
+from support.roce_packets import BTH, RocePacket
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
 

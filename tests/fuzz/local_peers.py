@@ -17,13 +17,13 @@ from rdmacm.errors import RdmaError
 from rdmacm.ib.umad import UmadTransport
 from rdmacm.net.netlink import NetlinkNetwork
 from rdmacm.proto.mad import MadAddress
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.sa.mad import SaMad
 from rdmacm.resolution.acm import AcmClient, paths_from_acm
 from rdmacm.soft.wire import forwarding, sockets
 from rdmacm.soft.wire.base import Received, Undelivered
 from rdmacm.soft.wire.slot_filter import is_request, qpn_of, slot_of, slot_of_sender
 from support.clock import LONGEST, REAL
+from support.roce_packets import BTH, DETH, RocePacket
 
 # -- netlink ----------------------------------------------------------------------------------------------------------
 

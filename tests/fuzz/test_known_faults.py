@@ -14,7 +14,6 @@ from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.cm.events import ConnectRequest
 from rdmacm.proto.cm.messages import REJ, pack_message, unpack_mad
-from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH
 from rdmacm.proto.wire import WireError
 from rdmacm.proto.work import RecvWork, SendWork
@@ -41,6 +40,7 @@ from support.rc import (
     syndromes,
     view,
 )
+from support.roce_packets import BTH, RocePacket
 from support.rows import for_each
 
 ACK, NAK_INVALID, NAK_ACCESS = 0x11, 0x61, 0x62

@@ -17,8 +17,7 @@ from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.ipoib import IpoibAddress
 from rdmacm.proto.mad import MAD_SIZE, Mad
-from rdmacm.proto.roce import headers
-from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, RocePacket, peek
+from rdmacm.proto.roce.headers import peek
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.proto.sa import PathData, PathRecord
@@ -27,8 +26,10 @@ from rdmacm.proto.sa.rmpp import RmppFlag, RmppHeader, RmppType, describe_rmpp
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.tools.perf_plan import Op, Plan
+from support import roce_packets
 from support.cm import request
 from support.hostile import every_message
+from support.roce_packets import BTH, RETH, AtomicETH, RocePacket
 
 _HOSTS = bytes((10, 0, 0, 1)), bytes((10, 0, 0, 2))
 _EXTENDED = ("DETH", "FETH", "RETH", "AtomicETH", "AETH", "AtomicAckETH", "ImmDt", "IETH")
@@ -69,9 +70,9 @@ def roce_packet(data: bytes) -> None:
         assert peek(data) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
     _stable(BTH, data)
     for name in _EXTENDED:
-        _stable(getattr(headers, name), data)
+        _stable(getattr(roce_packets, name), data)
     if len(data) >= 4:
-        aeth = headers.AETH.unpack(data)
+        aeth = roce_packets.AETH.unpack(data)
         meanings = (aeth.type, aeth.nak_code, aeth.rnr_seconds, aeth.credits)
         assert len(meanings) == 4
 

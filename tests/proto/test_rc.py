@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.work import RecvWork, SendWork
 from support.examples import MANY_EXAMPLES
 from support.rc import ALL, BASE, RKEY, TRAIN, Pair, ack, send, statuses, view
+from support.roce_packets import RocePacket
 from support.rows import for_each
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from rdmacm.enums import AccessFlag, PlacementType, SelectivityLevel, WCOpcode, WROpcode
-from rdmacm.proto.roce.headers import FETH, RETH, RocePacket
 from rdmacm.proto.roce.rc.responder import MAX_FLUSHES
 from rdmacm.proto.work import RecvWork, SendWork
 from support.rc import (
@@ -37,6 +36,7 @@ from support.rc import (
     syndromes,
     view,
 )
+from support.roce_packets import FETH, RETH, RocePacket
 from support.rows import for_each
 
 FLUSH, ATOMIC_WRITE, READ_RESPONSE_ONLY = 0x1C, 0x1D, 0x10

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from rdmacm.proto.roce import opcodes
-from rdmacm.proto.roce.headers import AethType, RocePacket, pad_count, peek
+from rdmacm.proto.roce.headers import AethType, peek
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from support.pcap import Datagram, frames, roce
+from support.roce_packets import RocePacket, pad_count
 from support.roce_vectors import VECTORS
 from support.rows import for_each
 

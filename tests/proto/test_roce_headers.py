@@ -13,27 +13,25 @@ from hypothesis import strategies as st
 
 from rdmacm.proto.constants import RNR_TIMER_SECONDS
 from rdmacm.proto.roce import headers
-from rdmacm.proto.roce.headers import (
+from rdmacm.proto.roce.headers import BTH_HALVES, BTH_HALVES_AETH, AethType, peek
+from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HEADER_LENGTH, ExtendedHeader, Opcode
+from rdmacm.proto.wire import WireError
+from support import roce_packets
+from support.roce_packets import (
     AETH,
     BTH,
-    BTH_HALVES,
-    BTH_HALVES_AETH,
     DETH,
     FETH,
     IETH,
     RETH,
     XRCETH,
-    AethType,
     AtomicAckETH,
     AtomicETH,
     ImmDt,
     NakCode,
     RocePacket,
     pad_count,
-    peek,
 )
-from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HEADER_LENGTH, ExtendedHeader, Opcode
-from rdmacm.proto.wire import WireError
 from support.roce_vectors import VECTORS, Vector
 from support.rows import for_each
 
@@ -301,13 +299,13 @@ class TestFastPath:
         ("layout", "header"),
         [
             (headers.XRCETH_STRUCT, XRCETH),
-            (headers.DETH_STRUCT, DETH),
+            (roce_packets.DETH_STRUCT, DETH),
             (headers.FETH_STRUCT, FETH),
             (headers.RETH_STRUCT, RETH),
             (headers.ATOMIC_ETH_STRUCT, AtomicETH),
             (headers.AETH_STRUCT, AETH),
             (headers.ATOMIC_ACK_ETH_STRUCT, AtomicAckETH),
-            (headers.IETH_STRUCT, IETH),
+            (roce_packets.IETH_STRUCT, IETH),
         ],
     )
     def test_structs_match_the_headers(self, layout: Any, header: Any) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes, SharedReceives
-from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.opcodes import IS_END, Opcode
 from rdmacm.proto.roce.uc import UcEngine, UnreliableEngine
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
@@ -19,6 +18,7 @@ from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
 from support.pcap import Datagram, roce
 from support.rc import BASE, RKEY, Region, flows, make_shared, make_uc, packets, statuses, view
+from support.roce_packets import RocePacket
 from support.rows import for_each
 
 MTU = 256

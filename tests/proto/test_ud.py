@@ -13,7 +13,6 @@ from rdmacm.enums import WCStatus, WROpcode
 from rdmacm.proto.constants import GRH_LENGTH, OWN_QKEY
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.grh import GRH, NEXT_HEADER_UDP
-from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdSend, flow_between
@@ -22,6 +21,7 @@ from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from support.pcap import Datagram, roce
+from support.roce_packets import RocePacket
 from support.roce_vectors import VECTORS
 from support.ud import make_ud
 

@@ -10,11 +10,11 @@ import pytest
 
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.proto.work import WC, SendWork
 from support.rc import BASE, RKEY, Pair, XrcQueues, connect, make_initiator, statuses, view
+from support.roce_packets import RocePacket
 from support.rows import for_each
 
 W, O = WROpcode, Opcode  # noqa: E741

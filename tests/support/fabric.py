@@ -8,12 +8,12 @@ from random import Random
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, Event
 from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing import Fabric, Host
 from support.cm import GUIDS, SERVICE, reply, request
+from support.roce_packets import BTH, DETH, RocePacket
 
 ENDS = ("10.0.0.1", "10.0.0.2")
 ENDS6 = ("fd00::1", "fd00::2")

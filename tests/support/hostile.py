@@ -30,13 +30,13 @@ from rdmacm.proto.cm.messages import (
 )
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, SendFlag
+from support.roce_packets import BTH, DETH, RocePacket
 
 __all__ = [
     "ADDRESSES",

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from rdmacm.proto.roce.headers import (
-    AETH,
-    BTH,
-    FETH,
-    IETH,
-    RETH,
-    AtomicAckETH,
-    AtomicETH,
-    ImmDt,
-    RocePacket,
-    pad_count,
-)
 from rdmacm.proto.roce.opcodes import (
     EXTENDED_HEADERS,
     HAS_PAYLOAD,
@@ -22,6 +10,7 @@ from rdmacm.proto.roce.opcodes import (
     Opcode,
     TransportService,
 )
+from support.roce_packets import AETH, BTH, FETH, IETH, RETH, AtomicAckETH, AtomicETH, ImmDt, RocePacket, pad_count
 
 __all__ = ["RC_PACKETS"]
 

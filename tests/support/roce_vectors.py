@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rdmacm.proto.roce.headers import AETH, BTH, DETH, IETH, RETH, AtomicAckETH, AtomicETH, ImmDt, NakCode, RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
 from support.pcap import Datagram, datagram
+from support.roce_packets import AETH, BTH, DETH, IETH, RETH, AtomicAckETH, AtomicETH, ImmDt, NakCode, RocePacket
 
 
 def expand(text: str) -> bytes:

@@ -8,12 +8,12 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rdmacm.proto.roce.headers import BTH
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import WirePath, WireRoute
 from rdmacm.soft.wire.udp import UdpWire
 from support.clock import LONGEST
+from support.roce_packets import BTH
 
 #: Seconds to wait; only a failing test waits that long.
 PATIENCE = LONGEST

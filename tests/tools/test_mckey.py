@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rdmacm.proto.roce.headers import RocePacket
 from support.netns import python_environment
 from support.pcap import roce
+from support.roce_packets import RocePacket
 from support.servers import Run
 
 SENDER = """\

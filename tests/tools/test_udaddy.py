@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rdmacm import CmId, CmRejectedError, PortSpace
-from rdmacm.proto.roce.headers import RocePacket
 from support.pcap import roce
+from support.roce_packets import RocePacket
 from support.servers import Run, Server
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"

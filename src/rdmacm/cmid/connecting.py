@@ -9,7 +9,7 @@ from functools import partial
 from rdmacm.cmid.services import Service, register, wait_for
 from rdmacm.cmid.state import IdState
 from rdmacm.constants import CmEventType
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import cm_error
 from rdmacm.proto.cm.codes import ApStatus, RejectReason
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider.connparam import MAXIMUM, ConnParam, Ece
@@ -232,19 +232,10 @@ class Connecting(IdState):
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
         limits: DeviceAttr = self._bound(step).backend.attr
-        resources, depth = param.responder_resources, param.initiator_depth
-        if resources == MAXIMUM:
-            resources = min(limits.max_qp_rd_atom, asked.responder_resources if asked else MAXIMUM)
-        elif not 0 <= resources <= limits.max_qp_rd_atom:
-            raise self._outside("responder_resources", resources, limits.max_qp_rd_atom, step)
-        if depth == MAXIMUM:
-            depth = min(limits.max_qp_init_rd_atom, asked.initiator_depth if asked else MAXIMUM)
-        elif not 0 <= depth <= limits.max_qp_init_rd_atom:
-            raise self._outside("initiator_depth", depth, limits.max_qp_init_rd_atom, step)
         return ConnParam(  # replace() takes four times as long
             param.private_data,
-            resources,
-            depth,
+            self._within("responder_resources", param, asked, limits.max_qp_rd_atom, step),
+            self._within("initiator_depth", param, asked, limits.max_qp_init_rd_atom, step),
             param.flow_control,
             param.retry_count,
             param.rnr_retry_count,
@@ -253,8 +244,14 @@ class Connecting(IdState):
             param.qkey,
         )
 
-    def _outside(self, name: str, value: int, limit: int, step: str) -> RdmaError:
-        return cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
+    def _within(self, name: str, param: ConnParam, asked: ConnParam | None, limit: int, step: str) -> int:
+        """A number of READs and atomics, at most ``limit``; MAXIMUM becomes that, or what the peer asked for."""
+        value: int = getattr(param, name)
+        if value == MAXIMUM:
+            return min(limit, getattr(asked, name) if asked else MAXIMUM)
+        if not 0 <= value <= limit:
+            raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
+        return value
 
 
 def _bytes(data: bytes) -> bytes:

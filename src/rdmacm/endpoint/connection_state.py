@@ -332,11 +332,7 @@ class ConnectionState:
                 self.end(f"a {operation.name} failed: {status_text(wc.status)}")
             operation.finish(completion_error(wc.status, operation.name, self.cmid.peer_addr_text, reason))
         while self._backlog and len(self._operations) < self._send_depth:
-            operation = self._backlog.popleft()
-            try:
-                self._post(operation)
-            except RdmaError as error:
-                operation.finish(error)
+            self._post(self._backlog.popleft())
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -488,20 +484,18 @@ class ConnectionState:
         elif self._backlog or len(self._operations) >= self._send_depth:
             self._backlog.append(operation)
         else:
-            try:
-                self._post(operation)
-            except RdmaError as error:
-                operation.finish(error)
+            self._post(operation)
 
     def _post(self, operation: _Operation) -> None:
+        """Post an operation, which is done at once if it cannot be posted."""
         assert self._qp is not None
         number = operation.wr.wr_id = next(self._send_wr_ids)
         self._operations[number] = operation
         try:
             self._qp.post_send(operation.wr)
-        except RdmaError:
+        except RdmaError as error:
             del self._operations[number]
-            raise
+            operation.finish(error)
 
     def _abandon(self, operation: _Operation) -> None:
         """Handle an operation whose caller has stopped waiting, after a timeout or a cancellation."""

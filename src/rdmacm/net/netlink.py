@@ -204,30 +204,23 @@ def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
     if kind in _ROUTE_ERRORS:
         raise OSError(_ROUTE_ERRORS[kind], f"{kind} route")
     ifindex, gateway, source, table, mtu, hop_limit = 0, None, None, fields[4], 0, 0
-    # _attributes() inlined, because every resolution runs this.
-    offset, end = _RTMSG.size, len(body)
-    while offset + 4 <= end:
-        length, what = _ATTR.unpack_from(body, offset)
-        if length < 4 or offset + length > end:
-            break
-        start = offset + 4
-        if what == _RTA_OIF and length >= 8:
-            ifindex = _INT.unpack_from(body, start)[0]
+    for what, value in _attributes(body, _RTMSG.size):
+        if what == _RTA_OIF and len(value) >= 4:
+            ifindex = _INT.unpack_from(value)[0]
         elif what == _RTA_PREFSRC:
-            source = _ip(body[start : offset + length])
+            source = _ip(value)
         elif what == _RTA_GATEWAY:
-            gateway = _ip(body[start : offset + length])
+            gateway = _ip(value)
         elif what == _RTA_VIA:  # two bytes of address family, then a gateway of that family
-            gateway = _ip(body[start + 2 : offset + length])
-        elif what == _RTA_TABLE and length >= 8:
-            table = _UINT.unpack_from(body, start)[0]
+            gateway = _ip(value[2:])
+        elif what == _RTA_TABLE and len(value) >= 4:
+            table = _UINT.unpack_from(value)[0]
         elif what == _RTA_METRICS:
-            for metric, value in _attributes(body[start : offset + length], 0):
-                if metric == _RTAX_MTU and len(value) >= 4:
-                    mtu = _UINT.unpack_from(value)[0]
-                elif metric == _RTAX_HOPLIMIT and len(value) >= 4:
-                    hop_limit = _UINT.unpack_from(value)[0]
-        offset += (length + 3) & ~3
+            for metric, number in _attributes(value, 0):
+                if metric == _RTAX_MTU and len(number) >= 4:
+                    mtu = _UINT.unpack_from(number)[0]
+                elif metric == _RTAX_HOPLIMIT and len(number) >= 4:
+                    hop_limit = _UINT.unpack_from(number)[0]
     return RouteEntry(kind, destination, ifindex, gateway, source, table, mtu, hop_limit)
 
 

@@ -77,8 +77,7 @@ class SendWork:
     last_psn: int = field(init=False, repr=False, compare=False)
     #: READ: number of bytes of the response that have arrived.
     received_bytes: int = field(init=False, repr=False, compare=False)
-    #: READ, atomics and ATOMIC WRITE: number of packets of the response that have been requested. FLUSH: how often the
-    #: request was sent.
+    #: READ, atomics, FLUSH and ATOMIC WRITE: number of packets of the response that have been requested.
     requested_packets: int = field(init=False, repr=False, compare=False)
     #: FLUSH: whether the last request had rxe's ICRC.
     had_icrc_twice: bool = field(init=False, repr=False, compare=False)

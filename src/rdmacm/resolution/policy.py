@@ -151,8 +151,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-#: Those of the rules, for the choice, which every resolution makes.
-_OBJECTIONS = tuple(rule.objection for rule in RULES)
 #: The rules that drop a candidate because its port cannot be used, whatever the destination is.
 _PORT_RULES = {"infiniband-port", "partition", "port-state"}
 
@@ -201,16 +199,8 @@ def _objection(query: Query, candidate: LocalAddress) -> tuple[str, str] | None:
 
 def choose(query: Query, host: HostView) -> LocalAddress | None:
     """The port and GID to use; None if every candidate is dropped."""
-    passed = []
-    for candidate in host.by_ip.get(query.source, ()):
-        for objection in _OBJECTIONS:
-            if objection(query, candidate) is not None:
-                break
-        else:
-            passed.append(candidate)
-    if len(passed) > 1:
-        passed.sort(key=lambda candidate: _keys(query, candidate))
-    return passed[0] if passed else None
+    passed = [candidate for candidate in host.by_ip.get(query.source, ()) if _objection(query, candidate) is None]
+    return min(passed, key=lambda candidate: _keys(query, candidate), default=None)
 
 
 def unusable_port(query: Query, host: HostView) -> tuple[LocalAddress, str] | None:

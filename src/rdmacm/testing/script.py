@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias, get_args
 
 from rdmacm.proto.cm.messages import REP, REQ, unpack_mad
 from rdmacm.proto.constants import BTH_LENGTH, GSI_QPN, ICRC_LENGTH
-from rdmacm.proto.roce.headers import AETH
+from rdmacm.proto.roce.headers import AETH_STRUCT, AETH_TYPES
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.wire import WireError
 from rdmacm.testing.faults import MAD_OFFSET, FabricPacket, Verdict
@@ -212,8 +212,6 @@ def _kinds(packet: FabricPacket) -> tuple[str, ...]:
     """The names of a packet's kind that rules may use."""
     kind = packet.kind
     if kind == Opcode.RC_ACKNOWLEDGE.name:
-        try:
-            return kind, AETH.unpack(packet.data[BTH_LENGTH : BTH_LENGTH + 4]).type.name
-        except WireError:
-            return (kind,)
+        aeth = packet.data[BTH_LENGTH : BTH_LENGTH + AETH_STRUCT.size]
+        return (kind, AETH_TYPES[aeth[0] >> 5].name) if len(aeth) == AETH_STRUCT.size else (kind,)
     return (kind, "DATA") if kind.startswith("RC_") else (kind,)

@@ -141,8 +141,6 @@ class REJ(Packed):
     """Reject (InfiniBand Architecture 12.6.7). ``ari`` is the additional reject information of ``reason``."""
 
     ATTRIBUTE: ClassVar = AttributeId.REJ
-    PRIVATE_DATA: ClassVar = 148
-    ARI: ClassVar = 72
 
     local_comm_id: Annotated[int, bits(0, 32)]
     remote_comm_id: Annotated[int, bits(4, 32)]

@@ -15,7 +15,7 @@ class LocalProtectionError(Exception):
 def total(segments: Sequence[memoryview]) -> int:
     """The bytes of all segments together."""
     try:
-        return len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
+        return sum(map(len, segments))
     except ValueError as error:
         raise LocalProtectionError from error
 
@@ -24,8 +24,6 @@ def slices(segments: Sequence[memoryview], offset: int, length: int) -> list[mem
     """The pieces of the segments that hold ``length`` bytes from ``offset`` on."""
     out = []
     try:
-        if len(segments) == 1:
-            return [segments[0][offset : offset + length]] if length else []
         for segment in segments:
             if length <= 0:
                 break

@@ -14,9 +14,8 @@ from rdmacm.address import Gid
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.proto.wire import Buffer, WireError
 
-#: The next header, or protocol, of RoCEv2; that of InfiniBand and RoCEv1.
+#: The next header, or protocol, of RoCEv2.
 NEXT_HEADER_UDP = 17
-NEXT_HEADER_IB = 0x1B
 #: Linux's hop limit.
 DEFAULT_HOP_LIMIT = 64
 

@@ -5,18 +5,12 @@ routers may change counts as ones: type of service, time to live and header chec
 and hop limit of IPv6; the UDP checksum; FECN, BECN and the six bits after them. It follows the packet, least
 significant byte first.
 
-The IP and UDP headers of two packets of one flow differ only in their lengths and in the IPv4 identification. So the
-CRC of the headers is computed once for a flow. This works because the CRC is affine: for messages of one
-length, ``crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0)``. The effect of a length, an identification or the masked byte of the
-BTH on the CRC is a number that depends neither on the flow nor on the data, and is exclusive-ored to the start value of
-the CRC. What is left for each packet is one pass over the bytes as they are sent, in any number of pieces, without a
-copy or a mask.
-
-The CRC covers the IPv4 identification, which a socket does not report to its reader. It is found by the same property.
-Running the CRC over n bytes is a linear map that can be inverted, so the difference between the received CRC and the
-one for identification 0 can be taken back to the end of the UDP header. There each bit of an identification stands for
-one known difference. The 65536 combinations of these are exact matches; the other 2^32 - 2^16 differences mean a
-damaged packet. So damage passes with a chance of one in 65536, next to the checks of the links below.
+The CRC covers the IPv4 identification, which a socket does not report to its reader. It is found because the CRC is
+affine: for messages of one length, ``crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0)``. Running the CRC over n bytes is a linear
+map that can be inverted, so the difference between the received CRC and the one for identification 0 can be taken back
+to the identification, where it is the identification itself. It has 16 bits; the other 2^32 - 2^16 differences mean a
+damaged packet. So damage passes with a chance of one in 65536, next to the checks of the links below. The compiled core
+(core/engine/icrc.c) also computes the start value of each packet of a flow from one number by this property.
 
 Linux's rxe computes another ICRC for FLUSH, in 6.2 to 6.12 at least: it takes the headers for the payload as well,
 because its table has no place for the payload of this opcode. So its CRC covers everything from the BTH to the last pad
@@ -28,7 +22,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -58,43 +52,6 @@ _IPV6 = struct.Struct("!8s I HBB 16s16s HHHH")
 _ONES = b"\xff" * 8
 _DONT_FRAGMENT = 0x4000
 _UDP = 17
-
-
-def _ipv4(length: int, identification: int, source: bytes, destination: bytes, sport: int, dport: int) -> bytes:
-    total = 28 + length if length else 0
-    return _IPV4.pack(
-        *(_ONES, 0x45, 0xFF, total, identification, _DONT_FRAGMENT, 0xFF, _UDP, 0xFFFF, source, destination),
-        *(sport, dport, total and 8 + length, 0xFFFF),
-    )
-
-
-def _ipv6(length: int, source: bytes, destination: bytes, sport: int, dport: int) -> bytes:
-    total = 8 + length if length else 0
-    return _IPV6.pack(_ONES, 0x6FFFFFFF, total, _UDP, 0xFF, source, destination, sport, dport, total, 0xFFFF)
-
-
-class _Lengths(dict[int, int]):
-    """The effect of a UDP payload's length on the CRC of the headers, compared to 0 in the length fields."""
-
-    #: Longer payloads are no RoCE packets, and their effects are not kept.
-    KEEP = 8192
-
-    def __init__(self, header: Callable[[int], bytes], longest: int) -> None:
-        self._header = header
-        self._none = crc32(header(0), 0)
-        self._longest = longest
-
-    def __missing__(self, length: int) -> int:
-        if not 0 < length <= self._longest:
-            raise WireError(f"no packet has {length} bytes after its UDP header")
-        delta = crc32(self._header(length), 0) ^ self._none
-        if length <= self.KEEP:
-            self[length] = delta
-        return delta
-
-
-_LENGTHS4 = _Lengths(lambda length: _ipv4(length, 0, bytes(4), bytes(4), 0, 0), 65535 - 28)
-_LENGTHS6 = _Lengths(lambda length: _ipv6(length, bytes(16), bytes(16), 0, 0), 65535 - 8)
 
 
 # --- linear maps of 32 bits to 32 bits ----------------------------------------------------------------------
@@ -138,74 +95,22 @@ def _unwind_byte() -> _Map:
 
 #: _UNWIND[k] takes a difference back by 2^k bytes.
 _UNWIND = [_unwind_byte()]
-for _ in range(15):
+for _ in range(16):
     _UNWIND.append(_map([_apply(_UNWIND[-1], _apply(_UNWIND[-1], bit)) for bit in _BITS]))
 
 
-def _unwound(count: int, columns: Iterable[int]) -> list[int]:
-    """``columns`` taken back by ``count`` bytes."""
-    result = list(columns)
+def _unwound(count: int, difference: int) -> int:
+    """``difference`` taken back by ``count`` bytes."""
     for k, linear in enumerate(_UNWIND):
         if count >> k & 1:
-            result = [_apply(linear, column) for column in result]
-    return result
+            difference = _apply(linear, difference)
+    return difference
 
 
-def _identifications() -> list[int]:
-    """The effect of each bit of an identification on the CRC of the headers."""
-    none = crc32(_ipv4(0, 0, bytes(4), bytes(4), 0, 0), 0)
-    return [crc32(_ipv4(0, 1 << i, bytes(4), bytes(4), 0, 0), 0) ^ none for i in range(16)]
-
-
-#: The effect of an identification on the CRC of the headers.
-_IDENTIFICATION = _map(_identifications() + [0] * 16)
-
-#: The effect of byte 4 of the BTH on the CRC, as a difference before the BTH.
-_BTH4 = tuple(_unwound(4, range(256)))
-
-
-def _solutions() -> list[int]:
-    """The columns of the map of a difference after the headers to the identification that causes it.
-
-    The differences of the 16 bits are extended to a basis of all 32 dimensions. In that basis the low half of a
-    difference that an identification causes is the identification, and the high half is 0.
-    """
-    basis: list[tuple[int, int]] = []  # reduced: vectors with different highest bits, and their coordinates
-
-    def reduce(vector: int, coordinates: int) -> tuple[int, int]:
-        for other, theirs in basis:
-            if vector ^ other < vector:
-                vector, coordinates = vector ^ other, coordinates ^ theirs
-        return vector, coordinates
-
-    for candidate in [*_identifications(), *_BITS]:
-        vector, coordinates = reduce(candidate, 1 << len(basis))
-        if vector:
-            basis.append((vector, coordinates))
-            basis.sort(reverse=True)
-    return [reduce(bit, 0)[1] for bit in _BITS]
-
-
-class _Unwinding(dict[int, _Map]):
-    """Maps that take a difference back by ``step`` bytes times their key, made when first needed.
-
-    The length of a packet is split in two, so that a few dozen maps serve all usual lengths, and a few hundred serve
-    every length that a damaged or forged packet may have.
-    """
-
-    def __init__(self, step: int, then: Sequence[int] = _BITS) -> None:
-        self._step = step
-        self._then = _map(then)
-
-    def __missing__(self, times: int) -> _Map:
-        self[times] = linear = _map([_apply(self._then, column) for column in _unwound(self._step * times, _BITS)])
-        return linear
-
-
-_SPLIT = 7
-_LOW = (1 << _SPLIT) - 1
-_COARSE = _Unwinding(1 << _SPLIT)
-_FINE = _Unwinding(1, _solutions())
+#: The effect of ones in byte 4 of the BTH on the CRC, as a difference before the BTH.
+_BTH4 = _unwound(4, 0xFF)
+#: From the first byte of the IPv4 identification to the BTH.
+_IDENTIFICATION_TO_BTH = 24
 
 
 class Icrc:
@@ -227,22 +132,25 @@ class Icrc:
     '0x1234'
     """
 
-    __slots__ = ("base", "is_ipv6", "lengths")
+    __slots__ = ("_ends", "base", "is_ipv6")
 
     def __init__(self, source: Buffer, destination: Buffer, sport: int, dport: int = 4791) -> None:
         source, destination = bytes(source), bytes(destination)
         if len(source) != len(destination) or len(source) not in (4, 16):
             raise ValueError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
         self.is_ipv6 = len(source) == 16
+        self._ends = source, destination, sport, dport
+        #: The start value if the fields for lengths and the identification were 0. The core adds their effects.
+        self.base = self._start(0, 0, 0)
+
+    def _start(self, ip_length: int, udp_length: int, identification: int) -> int:
         if self.is_ipv6:
-            header = _ipv6(0, source, destination, sport, dport)
-            self.lengths: dict[int, int] = _LENGTHS6
+            header = _IPV6.pack(_ONES, 0x6FFFFFFF, ip_length, _UDP, 0xFF, *self._ends, udp_length, 0xFFFF)
         else:
-            header = _ipv4(0, 0, source, destination, sport, dport)
-            self.lengths = _LENGTHS4
-        # Byte 4 of the BTH counts as ones and nearly always is 0, so the effect of that difference is in the base.
-        #: What :meth:`start` begins with.
-        self.base = crc32(header, 0) ^ _BTH4[0xFF]
+            fields = 0x45, 0xFF, ip_length, identification, _DONT_FRAGMENT, 0xFF, _UDP, 0xFFFF
+            header = _IPV4.pack(_ONES, *fields, *self._ends, udp_length, 0xFFFF)
+        # Byte 4 of the BTH counts as ones and nearly always is 0, so the effect of that difference is in the start.
+        return crc32(header, 0) ^ _BTH4
 
     def start(self, length: int, identification: int = 0) -> int:
         """The start value of ``crc32`` for a packet of ``length`` bytes, from its BTH to the end of its ICRC.
@@ -250,10 +158,11 @@ class Icrc:
         For loops: if FECN, BECN and the bits after them are 0, ``crc32`` over the packet with this start value is its
         ICRC.
         """
-        start = self.base ^ self.lengths[length]
-        if identification and not self.is_ipv6:
-            start ^= _IDENTIFICATION[0][identification & 0xFF] ^ _IDENTIFICATION[1][identification >> 8]
-        return start
+        udp_length = 8 + length
+        ip_length = udp_length if self.is_ipv6 else 20 + udp_length
+        if length <= 0 or ip_length > 0xFFFF:
+            raise WireError(f"no packet has {length} bytes after its UDP header")
+        return self._start(ip_length, udp_length, identification)
 
     def _run(self, buffers: Sequence[Buffer], missing: int, identification: int) -> tuple[int, int]:
         """The CRC over the buffers of a packet that has ``missing`` more bytes, and the length of the whole."""
@@ -264,18 +173,14 @@ class Icrc:
             raise WireError(f"no packet has {length} bytes after its UDP header")
         crc = self.start(length, identification)
         if masked := buffers[0][4]:
-            crc ^= _BTH4[masked]
+            crc ^= _unwound(4, masked)
         for buffer in buffers:
             crc = crc32(buffer, crc)
         return crc, length
 
-    def compute(self, buffers: Sequence[Buffer], identification: int = 0) -> int:
-        """The ICRC of a packet without it, as a number. WireError if there is no whole BTH."""
-        return self._run(buffers, ICRC_LENGTH, identification)[0]
-
     def seal(self, buffers: Sequence[Buffer], identification: int = 0) -> bytes:
         """The four bytes that follow a packet. WireError if there is no whole BTH."""
-        return self._run(buffers, ICRC_LENGTH, identification)[0].to_bytes(4, "little")
+        return ICRC_STRUCT.pack(self._run(buffers, ICRC_LENGTH, identification)[0])
 
     def check(self, buffers: Sequence[Buffer], identification: int = 0) -> bool:
         """Whether the last four bytes are the ICRC of the others, with this identification."""
@@ -314,15 +219,9 @@ class Icrc:
             return guess
         if self.is_ipv6:
             return None
-        difference = crc ^ RESIDUE
-        if times := length >> _SPLIT:
-            a, b, c, d = _COARSE[times]
-            difference = (
-                a[difference & 0xFF] ^ b[difference >> 8 & 0xFF] ^ c[difference >> 16 & 0xFF] ^ d[difference >> 24]
-            )
-        a, b, c, d = _FINE[length & _LOW]
-        found = a[difference & 0xFF] ^ b[difference >> 8 & 0xFF] ^ c[difference >> 16 & 0xFF] ^ d[difference >> 24]
-        return guess ^ found if found < 1 << 16 else None
+        # The CRC has the first byte in its low bits; the identification is sent most significant byte first.
+        found = _unwound(length + _IDENTIFICATION_TO_BTH, crc ^ RESIDUE)
+        return guess ^ (found >> 8 | (found & 0xFF) << 8) if found < 1 << 16 else None
 
 
 @lru_cache(512)

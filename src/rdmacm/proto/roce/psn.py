@@ -3,8 +3,6 @@
 A PSN has 24 bits and wraps: which of two is the later is only known while they are less than 2^23 apart.
 
 >>> from rdmacm.proto.roce import psn
->>> psn.add(0xFFFFFF, 2)
-1
 >>> psn.difference(1, 0xFFFFFF)
 2
 """
@@ -14,21 +12,6 @@ from __future__ import annotations
 from rdmacm.proto.constants import PSN_HALF, PSN_MASK
 
 
-def add(psn: int, count: int) -> int:
-    """The PSN ``count`` after ``psn``, or before it if ``count`` is negative."""
-    return psn + count & PSN_MASK
-
-
 def difference(a: int, b: int) -> int:
     """How far ``a`` is after ``b``, from -2^23 to 2^23 - 1; negative if it is before."""
     return (a - b + PSN_HALF & PSN_MASK) - PSN_HALF
-
-
-def after(a: int, b: int) -> bool:
-    """Whether ``a`` comes after ``b``."""
-    return 0 < (a - b & PSN_MASK) < PSN_HALF
-
-
-def before(a: int, b: int) -> bool:
-    """Whether ``a`` comes before ``b``. At a distance of exactly 2^23 it does."""
-    return (a - b & PSN_MASK) >= PSN_HALF

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.enums import AccessFlag, WCOpcode, WCStatus
 from rdmacm.proto.constants import (
     BTH_LENGTH,
     ICRC_LENGTH,
@@ -37,7 +37,7 @@ from rdmacm.proto.constants import (
 )
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, QPEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.plainints import ACCESS_REMOTE_WRITE
-from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, slices, total
+from rdmacm.proto.roce.buffers import LocalProtectionError, scatter, total
 from rdmacm.proto.roce.headers import BTH_HALVES, RETH_STRUCT, WORD
 from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import (
@@ -52,6 +52,7 @@ from rdmacm.proto.roce.opcodes import (
     TransportService,
 )
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
+from rdmacm.proto.roce.rc.requester import execute_locally
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT
@@ -267,16 +268,13 @@ class UcEngine:
 
     def _execute_locally(self, work: SendWork) -> None:
         """Execute the oldest request, a BIND_MW or LOCAL_INV: all requests before it are complete."""
-        if work.opcode is WROpcode.BIND_MW:
-            done, refusal = self._memory.bind(work.bind), WCStatus.MW_BIND_ERR
-        else:
-            done, refusal = self._memory.invalidate(work.invalidate_rkey), WCStatus.LOC_QP_OP_ERR
+        status = execute_locally(self._memory, work)
         work.length = 0
-        if done:
+        if status is _SUCCESS:
             self._pending.popleft()
-            self._complete_send(work, _SUCCESS)
+            self._complete_send(work, status)
         else:
-            self._fail_send(work, refusal)
+            self._fail_send(work, status)
 
     def _fail_send(self, work: SendWork, status: WCStatus) -> None:
         """The oldest request has failed: those after it are flushed."""
@@ -287,30 +285,13 @@ class UcEngine:
 
     def _add_packet(self, out: Trains, work: SendWork) -> None:
         """Append the next packet of a message."""
-        kind, mtu, index = REQUEST_TYPES[work.opcode], self._mtu, self._sent_packets
+        index = self._sent_packets
         if not index:
             work.length = total(work.segments)
-        offset = index * mtu
-        left = work.length - offset
-        is_last = left <= mtu
-        size = left if is_last else mtu
-        pieces, pad = padded(slices(work.segments, offset, size), size)
-        if index:
-            opcode, headers = kind.last if is_last else kind.middle, b""
-        else:
-            opcode = kind.only if is_last else kind.first
-            headers = RETH_STRUCT.pack(work.remote_addr, work.rkey, work.length) if kind.is_write else b""
-        bth = self._send_bth | opcode << 56 | pad << 52
-        if is_last:
-            if work.solicited:
-                bth |= SOLICITED_EVENT << 48
-            if kind.with_immediate:
-                headers += WORD.pack(work.imm)
-        headers = BTH_HALVES.pack(bth, self.psn) + headers
-        out.add(headers, pieces, len(headers) + size + pad + ICRC_LENGTH)
+        out.add_part(work, REQUEST_TYPES[work.opcode], index, self._mtu, self._send_bth, self.psn)
         self.psn = self.psn + 1 & PSN_MASK
         self._sent_packets = index + 1
-        if is_last:
+        if self._sent_packets * self._mtu >= work.length:
             self._sent_packets = 0
             self._pending.popleft()
             self._complete_send(work, _SUCCESS)

@@ -55,8 +55,6 @@ _SEND_WITH_IMMEDIATE = int(Opcode.UD_SEND_ONLY_WITH_IMMEDIATE)
 _WITH_IMMEDIATE = WROpcode.SEND_WITH_IMM
 _SUCCESS, _FLUSHED = WCStatus.SUCCESS, WCStatus.WR_FLUSH_ERR
 _SENT, _RECV = WCOpcode.SEND, WCOpcode.RECV
-#: GRHs of a flow that are kept, by the length of the packet.
-_MAX_GRHS = 64
 #: Reasons of drops.
 NO_RECEIVE, TOO_SHORT = "no receive", "receive too short"
 #: Bytes of the shortest packet.
@@ -87,30 +85,30 @@ class UdSend(Generic[R]):
         return self.work.wr_id
 
 
+@lru_cache(512)
+def _grh(
+    source: bytes, destination: bytes, length: int, identification: int, traffic_class: int, hop_limit: int
+) -> memoryview:
+    header = GRH.of_packet(source, destination, length, identification, traffic_class, hop_limit)
+    return memoryview(header.pack())
+
+
 class UdFlow:
     """Where datagrams come from and arrive: packed addresses and the sender's UDP port."""
 
-    __slots__ = ("_grhs", "destination", "icrc", "source")
+    __slots__ = ("destination", "icrc", "source")
 
     def __init__(self, source: bytes, destination: bytes, sport: int) -> None:
         self.source = source
         self.destination = destination
         self.icrc = icrc_between(source, destination, sport)
-        self._grhs: dict[tuple[int, int, tuple[int, int]], memoryview] = {}
 
     def grh(self, length: int, identification: int, ip_fields: tuple[int, int]) -> memoryview:
         """The 40 bytes before the payload of a packet that has ``length`` bytes from BTH to ICRC.
 
         ``ip_fields``: its traffic class and hop limit.
         """
-        key = length, identification, ip_fields
-        found = self._grhs.get(key)
-        if found is None:
-            if len(self._grhs) >= _MAX_GRHS:
-                self._grhs.clear()
-            header = GRH.of_packet(self.source, self.destination, length, identification, *ip_fields)
-            found = self._grhs[key] = memoryview(header.pack())
-        return found
+        return _grh(self.source, self.destination, length, identification, *ip_fields)
 
 
 @lru_cache(512)

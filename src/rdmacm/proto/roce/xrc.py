@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from rdmacm.enums import WCStatus
 from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH, LONGEST_PACKET, NAK_INVALID_REQUEST
@@ -28,9 +28,6 @@ from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, Memory, SendWork
-
-if TYPE_CHECKING:
-    pass
 
 _XRC = int(TransportService.XRC)
 _XRCETH_LENGTH = XRCETH_STRUCT.size
@@ -105,14 +102,6 @@ class TargetEngine(QPEngine, Protocol):
         """Take the completions since the last call, oldest first, each with the number of its queue."""
 
 
-def _no_queue(_srqn: int) -> SharedQueue | None:
-    return None
-
-
-def _none() -> None:
-    return None
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class XrcTarget(RcEngine):
     """The end that executes requests (XRC_RECV). Implements :class:`TargetEngine`.
@@ -124,7 +113,7 @@ class XrcTarget(RcEngine):
     longest_packet: ClassVar[int] = _LONGEST_PACKET
     header_lengths: ClassVar[bytes] = _REQUEST_LENGTHS
     #: The shared receive queue with a number in the target's XRC domain, None if there is none.
-    find_queue: Callable[[int], SharedQueue | None] = _no_queue
+    find_queue: Callable[[int], SharedQueue | None] = lambda _srqn: None
     srqn: int = -1
     #: The numbers of the queues of the completions in ``completed``, but those of the last queue.
     completed_srqns: list[int] = field(default_factory=list)
@@ -141,7 +130,7 @@ class XrcTarget(RcEngine):
         self.completed_srqns += [self.srqn] * (len(self.completed) - len(self.completed_srqns))
 
     def _trains(self, train: int) -> Trains:
-        return _XrcTrains(self.icrc_out, train, _none)
+        return _XrcTrains(self.icrc_out, train, lambda: None)
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview, now: float) -> bool:  # noqa: ARG002
         if psn == self.expected_psn and not self._select(XRCETH_STRUCT.unpack_from(body)[0] & _SRQN_MASK):

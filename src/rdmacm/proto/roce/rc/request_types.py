@@ -26,10 +26,6 @@ from rdmacm.proto.work import WC
 class RequestType:
     """How the requests of one opcode are sent, and how they complete."""
 
-    __slots__ = ("completes", "first", "has_empty_response", "is_acknowledged", "is_atomic", "is_atomic_write",
-                 "is_data", "is_flush", "is_local", "is_read", "is_write", "last", "middle", "only",
-                 "with_immediate", "with_invalidate")  # fmt: skip
-
     def __init__(
         self,
         completes: WCOpcode,

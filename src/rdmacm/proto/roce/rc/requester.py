@@ -26,19 +26,18 @@ from rdmacm.proto.constants import (
     LOSS_WINDOW_BYTES,
     PSN_MASK,
     READ_REQUEST,
-    SOLICITED_EVENT,
     WINDOW,
     WRITE_ONLY,
 )
-from rdmacm.proto.roce.buffers import LocalProtectionError, padded, slices, total
-from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, BTH_HALVES, FETH_STRUCT, RETH_STRUCT, WORD, feth_word
+from rdmacm.proto.roce.buffers import LocalProtectionError, slices, total
+from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, BTH_HALVES, FETH_STRUCT, RETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, crc32
 from rdmacm.proto.roce.rc.failure import fail
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.proto.work import WC, SendWork
+from rdmacm.proto.work import WC, Memory, SendWork
 
 
 def set_window(rc: RcState) -> None:
@@ -156,7 +155,7 @@ def _begin_request(rc: RcState) -> bool:
         return False
     work = rc.pending_sends[0]
     while REQUEST_TYPES[work.opcode].is_local:
-        if rc.outstanding or not _execute_locally(rc, work):
+        if rc.outstanding or not _complete_locally(rc, work):
             return False
         if not rc.pending_sends:
             return False
@@ -176,14 +175,18 @@ def _begin_request(rc: RcState) -> bool:
     return True
 
 
-def _execute_locally(rc: RcState, work: SendWork) -> bool:
-    """Execute the oldest request, a BIND_MW or LOCAL_INV. False if it is not allowed, which ends the connection."""
+def execute_locally(memory: Memory, work: SendWork) -> WCStatus:
+    """Execute a BIND_MW or LOCAL_INV. The status of its completion is another than SUCCESS if it is not allowed."""
     if work.opcode is WROpcode.BIND_MW:
-        done, refusal = rc.memory.bind(work.bind), WCStatus.MW_BIND_ERR
-    else:
-        done, refusal = rc.memory.invalidate(work.invalidate_rkey), WCStatus.LOC_QP_OP_ERR
-    if not done:
-        fail(rc, refusal)
+        return WCStatus.SUCCESS if memory.bind(work.bind) else WCStatus.MW_BIND_ERR
+    return WCStatus.SUCCESS if memory.invalidate(work.invalidate_rkey) else WCStatus.LOC_QP_OP_ERR
+
+
+def _complete_locally(rc: RcState, work: SendWork) -> bool:
+    """Execute the oldest request, a BIND_MW or LOCAL_INV. False if it is not allowed, which ends the connection."""
+    status = execute_locally(rc.memory, work)
+    if status is not WCStatus.SUCCESS:
+        fail(rc, status)
         return False
     rc.pending_sends.popleft()
     if work.signaled:
@@ -193,42 +196,29 @@ def _execute_locally(rc: RcState, work: SendWork) -> bool:
 
 def _data_packet(rc: RcState, out: Trains, work: SendWork, kind: RequestType, room: int) -> int:
     """Append the next packet of a SEND or WRITE; return 1, the number of packets."""
-    psn, mtu = rc.next_psn, rc.path_mtu
+    psn = rc.next_psn
     index = psn - work.first_psn & PSN_MASK
-    is_first, is_last = not index, psn == work.last_psn
-    offset = index * mtu
-    size = work.length - offset if is_last else mtu
-    pieces, pad = padded(slices(work.segments, offset, size), size)
-    if is_first:
-        opcode = kind.only if is_last else kind.first
-    else:
-        opcode = kind.last if is_last else kind.middle
-    bth, word = opcode << 56 | pad << 52 | rc.send_bth, psn
     # An answer is requested at the end, where the window closes, and at intervals.
-    if is_last or room == 1 or (not is_first and (index + 1) % rc.ack_interval == 0):
-        word |= ACK_REQUEST
-    if is_last and work.solicited:
-        bth |= SOLICITED_EVENT << 48
-    headers = BTH_HALVES.pack(bth, word)
-    if is_first and kind.is_write:
-        headers += RETH_STRUCT.pack(work.remote_addr, work.rkey, work.length)
-    if is_last and kind.with_immediate:
-        headers += WORD.pack(work.imm)
-    elif is_last and kind.with_invalidate:
-        headers += WORD.pack(work.invalidate_rkey)
+    asks = psn == work.last_psn or room == 1 or (index and (index + 1) % rc.ack_interval == 0)
+    out.add_part(work, kind, index, rc.path_mtu, rc.send_bth, psn | ACK_REQUEST if asks else psn)
     rc.next_psn = (psn + 1) & PSN_MASK
-    out.add(headers, pieces, len(headers) + size + pad + ICRC_LENGTH)
     return 1
 
 
-def _may_request(rc: RcState) -> bool:
-    """Whether the peer has a resource for one more READ, atomic, FLUSH or ATOMIC WRITE.
+def _may_request(rc: RcState, work: SendWork, packets: int = 1) -> bool:
+    """Whether the peer has a resource for the first ``packets`` of a READ, atomic, FLUSH or ATOMIC WRITE.
 
     If it has none at all, the oldest request fails.
     """
+    if work.requested_packets >= packets:
+        return True
     if not rc.max_rd_atomic and rc.next_psn == rc.unacked_psn:
         fail(rc, WCStatus.LOC_QP_OP_ERR)
-    return rc.outstanding_reads < rc.max_rd_atomic
+    if rc.outstanding_reads >= rc.max_rd_atomic:
+        return False
+    rc.outstanding_reads += 1
+    work.requested_packets = packets
+    return True
 
 
 def _read_request(rc: RcState, out: Trains, work: SendWork, room: int) -> int:
@@ -242,11 +232,8 @@ def _read_request(rc: RcState, out: Trains, work: SendWork, room: int) -> int:
     stop = min(read_part_end(rc, index), (work.last_psn - work.first_psn & PSN_MASK) + 1)
     if stop - index > room and psn != rc.unacked_psn:
         return 0
-    if stop > work.requested_packets:
-        if not _may_request(rc):
-            return 0
-        rc.outstanding_reads += 1
-        work.requested_packets = stop
+    if not _may_request(rc, work, stop):
+        return 0
     offset = index * mtu
     rc.next_psn = (work.first_psn + stop) & PSN_MASK
     bth = BTH_HALVES.pack(READ_REQUEST << 56 | rc.send_bth, psn | ACK_REQUEST)
@@ -262,11 +249,8 @@ def read_part_end(rc: RcState, index: int) -> int:
 
 def _atomic_request(rc: RcState, out: Trains, work: SendWork) -> int:
     """Append the request of an atomic; return the number of packets, 0 if it has to wait."""
-    if not work.requested_packets:
-        if not _may_request(rc):
-            return 0
-        rc.outstanding_reads += 1
-        work.requested_packets = 1
+    if not _may_request(rc, work):
+        return 0
     psn = rc.next_psn
     if work.opcode is WROpcode.ATOMIC_CMP_AND_SWP:
         opcode, first, second = COMPARE_SWAP, work.swap, work.compare_add
@@ -289,19 +273,16 @@ def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
     FLUSH that is repeated.
     """
     psn, repeats, count = rc.next_psn, work.requested_packets, 1
-    if not repeats:
-        if not _may_request(rc):
-            return 0
-        rc.outstanding_reads += 1
-    elif psn == rc.unacked_psn and limit > 1:
+    if not _may_request(rc, work):
+        return 0
+    if repeats and psn == rc.unacked_psn and limit > 1:
         out.add(_duplicate_headers(rc), (), 32)
         count = 2
     work.had_icrc_twice = not work.had_icrc_twice if repeats else rc.flush_icrc_twice
-    work.requested_packets += 1
     length, placement, selectivity = work.flush
     rc.next_psn = (psn + 1) & PSN_MASK
     headers = BTH_HALVES.pack(FLUSH << 56 | rc.send_bth, psn | ACK_REQUEST)
-    headers += FETH_STRUCT.pack(feth_word(selectivity, placement))
+    headers += FETH_STRUCT.pack(selectivity << 4 | placement)
     out.add(headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=work.had_icrc_twice)
     return count
 
@@ -309,11 +290,8 @@ def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
 def _atomic_write_request(rc: RcState, out: Trains, work: SendWork) -> int:
     """Append the packet of an ATOMIC WRITE; return the number of packets, 0 if it has to wait."""
     value = b"".join(slices(work.segments, 0, 8))
-    if not work.requested_packets:
-        if not _may_request(rc):
-            return 0
-        rc.outstanding_reads += 1
-        work.requested_packets = 1
+    if not _may_request(rc, work):
+        return 0
     psn = rc.next_psn
     rc.next_psn = (psn + 1) & PSN_MASK
     bth = BTH_HALVES.pack(ATOMIC_WRITE << 56 | rc.send_bth, psn | ACK_REQUEST)

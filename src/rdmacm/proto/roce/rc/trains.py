@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rdmacm.proto.constants import MOST_IN_TRAIN
+from rdmacm.proto.constants import ICRC_LENGTH, MOST_IN_TRAIN, SOLICITED_EVENT
 from rdmacm.proto.engine import Datagram
+from rdmacm.proto.roce.buffers import padded, slices
+from rdmacm.proto.roce.headers import BTH_HALVES, RETH_STRUCT, WORD
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
+from rdmacm.proto.roce.rc.request_types import RequestType
 from rdmacm.proto.wire import Buffer
+from rdmacm.proto.work import SendWork
 
 #: ``sendmsg`` takes 1024 pieces (UIO_MAXIOV). No packet joins a train with more than this: one adds as many pieces as
 #: its request has buffers.
@@ -73,6 +77,31 @@ class Trains:
         if twice:
             crc = crc32(headers, crc)
         buffers.append(ICRC_STRUCT.pack(crc))
+
+    def add_part(self, work: SendWork, kind: RequestType, index: int, mtu: int, bth: int, word: int) -> None:
+        """Add packet ``index`` of a SEND or WRITE.
+
+        ``bth`` and ``word`` are the halves of its BTH (``BTH_HALVES``), without opcode, PadCnt and solicited event.
+        """
+        offset = index * mtu
+        is_first, is_last = not index, work.length - offset <= mtu
+        size = work.length - offset if is_last else mtu
+        pieces, pad = padded(slices(work.segments, offset, size), size)
+        if is_first:
+            opcode = kind.only if is_last else kind.first
+        else:
+            opcode = kind.last if is_last else kind.middle
+        bth |= opcode << 56 | pad << 52
+        if is_last and work.solicited:
+            bth |= SOLICITED_EVENT << 48
+        headers = BTH_HALVES.pack(bth, word)
+        if is_first and kind.is_write:
+            headers += RETH_STRUCT.pack(work.remote_addr, work.rkey, work.length)
+        if is_last and kind.with_immediate:
+            headers += WORD.pack(work.imm)
+        elif is_last and kind.with_invalidate:
+            headers += WORD.pack(work.invalidate_rkey)
+        self.add(headers, pieces, len(headers) + size + pad + ICRC_LENGTH)
 
     def close(self) -> list[Datagram]:
         """Return all datagrams."""
