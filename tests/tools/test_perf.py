@@ -16,6 +16,7 @@ from rdmacm.proto import core_choice
 from rdmacm.provider import get_provider
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
+from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text
 from rdmacm.tools.perf_plan import Op, Plan
@@ -160,7 +161,8 @@ class TestOtherTypes:
             return (is_message and sent[0] % 5 == 0) or real(route, buffers, segment)
 
         monkeypatch.setattr(wire, "send", lossy)
-        monkeypatch.setattr(SoftUdQP, "_join_core", lambda *_: None)  # the compiled core sends by itself
+        for queue_pair in (SoftUcQP, SoftUdQP):  # the compiled core sends by itself
+            monkeypatch.setattr(queue_pair, "_join_core", lambda *_: None)
         argv = ["--type", kind, "--size", "1000", "--depth", "8", "--count", "64", "--json"]
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(servers[kind].port), *argv).json
         assert found["count"] == 64
