@@ -118,8 +118,7 @@ class MR(Resource):
 
         Errors as for :class:`MR`, and EBUSY while a memory window is bound to it; after any error it is as it was.
         """
-        if self._closed:
-            raise self._closed_error("rereg_mr")
+        self._check_open("rereg_mr")
         changes = checks.flags(ReregMRFlag, flags, "flags", "rereg_mr")
         if not changes:
             raise cm_error(errno.EINVAL, "flags is 0", "rereg_mr", hint="flags of ReregMRFlag")

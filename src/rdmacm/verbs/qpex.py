@@ -107,8 +107,7 @@ class QPEx(QP):
 
     def wr_start(self) -> None:
         """Begin a batch, ibv_wr_start(3). EBUSY: one has begun."""
-        if self._closed:
-            raise self._closed_error("wr_start")
+        self._check_open("wr_start")
         if self._batch is not None:
             raise cm_error(errno.EBUSY, "a batch has begun", "wr_start", hint="wr_complete() or wr_abort()")
         self._batch = []
@@ -260,7 +259,9 @@ class QPEx(QP):
     def _last(self, step: str) -> SendWR:
         """The request that has begun."""
         if not self._batch:
-            raise _no_batch(step) if self._batch is None else _no_request(step)
+            if self._batch is None:
+                raise _no_batch(step)
+            raise cm_error(errno.EINVAL, "no request has begun", step, hint="wr_send() or another operation")
         return self._batch[-1]
 
     @contextmanager
@@ -298,7 +299,3 @@ def _first(count: int, items: S, name: str) -> S:
 
 def _no_batch(step: str) -> RdmaError:
     return cm_error(errno.EINVAL, "no batch has begun", step, hint="wr_start()")
-
-
-def _no_request(step: str) -> RdmaError:
-    return cm_error(errno.EINVAL, "no request has begun", step, hint="wr_send() or another operation")

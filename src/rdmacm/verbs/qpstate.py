@@ -94,27 +94,11 @@ TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
     (_S.RTS, _S.SQD): dict.fromkeys(_ANY, Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
     (_S.SQD, _S.RTS): _RUNNING,
     (_S.SQD, _S.SQD): {
-        RC: Needs(
-            optional=_ADDRESSED
-            | _M.AV
-            | _RELIABLE_OUT
-            | _M.MAX_DEST_RD_ATOMIC
-            | _M.MIN_RNR_TIMER
-            | _M.ACCESS_FLAGS
-            | _PATHS
-        ),
+        RC: Needs(optional=_ADDRESSED | _M.AV | _RELIABLE_OUT | _RELIABLE_IN | _M.ACCESS_FLAGS | _PATHS),
         UC: Needs(optional=_M.PKEY_INDEX | _M.AV | _M.ACCESS_FLAGS | _PATHS),
         UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
         XRC_SEND: Needs(optional=_ADDRESSED | _M.AV | _RELIABLE_OUT | _M.ACCESS_FLAGS | _PATHS),
-        XRC_RECV: Needs(
-            optional=_ADDRESSED
-            | _M.AV
-            | _M.TIMEOUT
-            | _M.MAX_DEST_RD_ATOMIC
-            | _M.MIN_RNR_TIMER
-            | _M.ACCESS_FLAGS
-            | _PATHS
-        ),
+        XRC_RECV: Needs(optional=_ADDRESSED | _M.AV | _M.TIMEOUT | _RELIABLE_IN | _M.ACCESS_FLAGS | _PATHS),
     },
     (_S.SQE, _S.RTS): {
         UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS),

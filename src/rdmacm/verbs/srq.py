@@ -101,8 +101,7 @@ class SRQ(Resource):
 
     def get_srq_num(self) -> int:
         """The number that peers name it by, 24 bits, ibv_get_srq_num(3). EINVAL: it is not of type XRC."""
-        if self._closed:
-            raise self._closed_error("get_srq_num")
+        self._check_open("get_srq_num")
         if self.srq_type is not SRQType.XRC:
             raise cm_error(errno.EINVAL, "only a queue of type XRC has a number", "get_srq_num")
         backend: XrcSRQBackend = self.backend  # type: ignore[assignment]
@@ -137,8 +136,7 @@ class SRQ(Resource):
         device's; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``). Nothing is
         modified then.
         """
-        if self._closed:
-            raise self._closed_error("modify_srq")
+        self._check_open("modify_srq")
         mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
         check_kind("attr", attr, SrqAttr, "modify_srq")
         if mask & SrqAttrMask.MAX_WR:
@@ -155,8 +153,7 @@ class SRQ(Resource):
 
     def query(self) -> SrqAttr:
         """Its sizes and its limit, ibv_query_srq(3)."""
-        if self._closed:
-            raise self._closed_error("query_srq")
+        self._check_open("query_srq")
         return self.backend.query()
 
     def _destroy(self) -> None:
