@@ -180,8 +180,7 @@ class KernelQueue:
         with self._runtime.lock:
             for event in events:
                 self._add(event)
-            while (moved := self._fetch()) is not None:
-                self._add(moved)
+            self._fetch_all()
             self._ring()
             self._runtime.waiters.wake()
 

@@ -175,13 +175,15 @@ class IdState(CommonIdState):
 
     def _query(self, option: Query, call: str) -> abi.Addresses:
         self.queue.ucma.preset(abi.DEVICE_INDEX_OFFSET, abi.UNKNOWN_DEVICE)
-        data = self.ask(Command.QUERY, lambda address: abi.query(address, self.number, option), Response.ADDR, call)
-        return abi.unpack_addresses(data)
+        return abi.unpack_addresses(self.query(option, Response.ADDR, call))
+
+    def query(self, option: Query, size: int, call: str) -> bytes:
+        """The kernel's answer to a QUERY, of up to ``size`` bytes."""
+        return self.ask(Command.QUERY, lambda address: abi.query(address, self.number, option), size, call)
 
     def read_paths(self, call: str) -> None:
         """Read the path records."""
-        data = self.ask(Command.QUERY, lambda address: abi.query(address, self.number, Query.PATH), Response.PATH, call)
-        paths = [each.path for each in abi.unpack_paths(data)]
+        paths = [each.path for each in abi.unpack_paths(self.query(Query.PATH, Response.PATH, call))]
         if self.is_ethernet:  # the kernel keeps hardware addresses in the place of LIDs
             paths = [path.replace(dlid=0, slid=0) for path in paths]
         if not paths and self.verbs is not None:  # iWARP has none

@@ -255,13 +255,7 @@ class KernelId(IdState):
 
     def read_services(self) -> None:
         """Read the service records that the kernel has found."""
-        data = self.ask(
-            Command.QUERY,
-            lambda address: abi.query(address, self.number, Query.IB_SERVICE),
-            Response.SERVICE,
-            "resolve_addrinfo",
-        )
-        self.services = abi.unpack_services(data)
+        self.services = abi.unpack_services(self.query(Query.IB_SERVICE, Response.SERVICE, "resolve_addrinfo"))
 
     def register_service(self, name: bytes, lease: int, data: bytes, done: ServiceDone) -> ServiceBackend:
         raise absent(Feature.SERVICE_REGISTRATION, "register_service", who=KERNEL)

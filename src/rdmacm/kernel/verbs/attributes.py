@@ -133,16 +133,9 @@ def fill_ah_attr(into: ibv_ah_attr, attr: AHAttr) -> None:
 
 
 def _ah_attr_of(found: ibv_ah_attr) -> AHAttr:
-    route = GlobalRoute(
-        Gid(string_at(addressof(found.grh.dgid), 16)),
-        found.grh.sgid_index,
-        found.grh.flow_label,
-        found.grh.hop_limit,
-        found.grh.traffic_class,
-    )
-    return AHAttr(
-        found.dlid, found.sl, found.src_path_bits, found.static_rate, bool(found.is_global), found.port_num, route
-    )
+    dgid = Gid(string_at(addressof(found.grh.dgid), 16))
+    route = GlobalRoute(dgid, **{name: getattr(found.grh, name) for name in _ROUTE})
+    return AHAttr(**{name: getattr(found, name) for name in _AH}, is_global=bool(found.is_global), gr=route)
 
 
 def fill_qp_attr(into: ibv_qp_attr, attr: QPAttr, mask: int) -> None:
