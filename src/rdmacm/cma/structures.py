@@ -146,16 +146,6 @@ class rdma_conn_param(ConnParam):
     __delattr__ = object.__delattr__
     __hash__ = None  # type: ignore[assignment]  # it may change
 
-    private_data: bytes
-    responder_resources: int
-    initiator_depth: int
-    flow_control: int
-    retry_count: int
-    rnr_retry_count: int
-    srq: int
-    qp_num: int
-    qkey: int
-
     def __init__(
         self,
         private_data: bytes = b"",
@@ -168,17 +158,15 @@ class rdma_conn_param(ConnParam):
         qp_num: int = 0,
         qkey: int = 0,
     ) -> None:
-        super().__init__(
-            private_data,
-            responder_resources,
-            initiator_depth,
-            flow_control,
-            retry_count,
-            rnr_retry_count,
-            srq,
-            qp_num,
-            qkey,
-        )
+        self.private_data: bytes = private_data
+        self.responder_resources: int = responder_resources
+        self.initiator_depth: int = initiator_depth
+        self.flow_control: int = flow_control
+        self.retry_count: int = retry_count
+        self.rnr_retry_count: int = rnr_retry_count
+        self.srq: int = srq
+        self.qp_num: int = qp_num
+        self.qkey: int = qkey
 
 
 @dataclass(slots=True)
