@@ -120,10 +120,6 @@ class KernelQueue:
             self._ring()
             self._runtime.waiters.wake()
 
-    def has_any(self) -> bool:
-        """Whether events wait in this process."""
-        return bool(self._events)
-
     @property
     def ready(self) -> bool:
         """Whether there is an event to fetch."""

@@ -123,8 +123,16 @@ class QPEx(QP):
         batch, fault = self._end("wr_complete")
         if fault is not None:
             raise fault
-        if batch:
-            self._post_all(batch)
+        if not batch:
+            return
+        if not self._takes_sends():
+            raise self._takes_no_sends(batch)
+        for wr in batch:
+            try:
+                self._send_rules.check(wr)
+            except REFUSALS as error:
+                refuse(wr, error)
+        self.backend.post_send_all(batch)
 
     def wr_abort(self) -> None:
         """Drop the requests of the batch and end it, ibv_wr_abort(3)."""
@@ -277,17 +285,6 @@ class QPEx(QP):
         if self._fault is None:
             self._fault = cm_error(errno.EINVAL, why, step, f"wr_id {wr.wr_id}", hint)
             self._fault.bad_wr = wr
-
-    def _post_all(self, wrs: list[SendWR]) -> None:
-        if self._takes_sends():
-            for wr in wrs:
-                try:
-                    self._send_rules.check(wr)
-                except REFUSALS as error:
-                    refuse(wr, error)
-            self.backend.post_send_all(wrs)
-        else:
-            raise self._takes_no_sends(wrs)
 
 
 def _first(count: int, items: S, name: str) -> S:
