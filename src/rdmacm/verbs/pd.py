@@ -39,7 +39,20 @@ class PD(Resource):
         return f"<PD {self.context.name}{' closed' if self._closed else ''}>"
 
 
-class MR(Resource):
+class InDomain(Resource):
+    """An object of a protection domain."""
+
+    __slots__ = {"pd": "Its protection domain."}
+
+    pd: PD
+
+    @property
+    def context(self) -> Context:
+        """The open device that it was made from."""
+        return self.pd.context
+
+
+class MR(InDomain):
     """A memory region, ``struct ibv_mr``: a buffer of the program that the device may use. Nothing is copied.
 
     ``buffer``: a contiguous object with Python's buffer protocol (bytearray, mmap, array, memoryview, a numpy array).
@@ -54,7 +67,6 @@ class MR(Resource):
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
         "access": "The :class:`AccessFlag`.",
         "buf": "The buffer's bytes, a memoryview.",
         "addr": "The address of its first byte, 64 bits.",
@@ -77,11 +89,6 @@ class MR(Resource):
         self.rkey = self.backend.rkey
         self.addr = self.backend.addr
         self.length = self.backend.length
-
-    @property
-    def context(self) -> Context:
-        """The open device that it was made from."""
-        return self.pd.context
 
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """``length`` bytes at ``offset`` for a work request, None for the rest; EINVAL outside the region."""
