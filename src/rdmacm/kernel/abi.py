@@ -19,7 +19,7 @@ from rdmacm.proto.sa import PathData
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.provider.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
-from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
+from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
 from rdmacm.verbs.enums import MigState, Mtu, QPAttrMask, QPState
 
 __all__ = [
@@ -291,7 +291,7 @@ def unpack_qp_attr(data: bytes) -> tuple[QPAttr, QPAttrMask]:
     """``struct ib_uverbs_qp_attr``: the attributes of a queue pair, and which of them count."""
     mask, *numbers = user_cm.QP_ATTR.unpack(data)
     found: dict[str, Any] = dict(zip(_QP_ATTR_FIELDS, numbers, strict=True))
-    for name in _SIZES:
+    for name in QPCap.__slots__:  # the connection manager tells no sizes of queues
         del found[name]
     found["qp_state"], found["cur_qp_state"] = QPState(found["qp_state"]), QPState(found["cur_qp_state"])
     found["path_mtu"] = Mtu(found["path_mtu"]) if found["path_mtu"] else Mtu.MTU_256
@@ -302,14 +302,12 @@ def unpack_qp_attr(data: bytes) -> tuple[QPAttr, QPAttrMask]:
     return QPAttr(**found), QPAttrMask(mask & _KNOWN_ATTRIBUTES)
 
 
-#: The sizes of the queues, which the connection manager does not tell.
-_SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 #: The fields behind the mask, with their names in QPAttr.
 _QP_ATTR_FIELDS = (
     *("qp_state", "cur_qp_state", "path_mtu", "path_mig_state", "qkey", "rq_psn", "sq_psn", "dest_qp_num"),
-    *("qp_access_flags", "ah_attr", "alt_ah_attr", *_SIZES, "pkey_index", "alt_pkey_index", "en_sqd_async_notify"),
-    *("sq_draining", "max_rd_atomic", "max_dest_rd_atomic", "min_rnr_timer", "port_num", "timeout", "retry_cnt"),
-    *("rnr_retry", "alt_port_num", "alt_timeout"),
+    *("qp_access_flags", "ah_attr", "alt_ah_attr", *QPCap.__slots__, "pkey_index", "alt_pkey_index"),
+    *("en_sqd_async_notify", "sq_draining", "max_rd_atomic", "max_dest_rd_atomic", "min_rnr_timer", "port_num"),
+    *("timeout", "retry_cnt", "rnr_retry", "alt_port_num", "alt_timeout"),
 )
 #: The kernel also sets bits of attributes of its own, for which ``ibv_modify_qp`` has none.
 _KNOWN_ATTRIBUTES = 0x1FFFFF

@@ -13,6 +13,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Step
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
+from rdmacm.kernel.differences import rules_of
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device, reason_of
@@ -21,6 +22,7 @@ from rdmacm.provider import Owner, log
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import Ece
 from rdmacm.provider.idstate import CommonIdState
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
@@ -43,6 +45,12 @@ class IdState(CommonIdState):
         self.queue = queue
         #: The kernel's number of the id.
         self.number = number
+        #: What is done by its type.
+        self.rules = rules_of(qp_type)
+        #: Whether a request has made it.
+        self.is_passive = False
+        #: The joins of multicast groups: the kernel's number and the cookie of each.
+        self._joins: dict[GroupJoin, tuple[int, int]] = {}
         #: The number by which its events name it.
         self.cookie = next(host.cookies)
         #: The row of ``sgid``; None until it is looked for.

@@ -61,7 +61,6 @@ _BY_MASK = (
     (plainints.QP_RATE_LIMIT, "rate_limit"),
 )
 _ALTERNATE = ("alt_pkey_index", "alt_port_num", "alt_timeout")
-_CAP = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 
 
 def known(kind: type[E], value: int, other: E) -> E:
@@ -147,7 +146,7 @@ def fill_qp_attr(into: ibv_qp_attr, attr: QPAttr, mask: int) -> None:
         if mask & bit:
             setattr(into, name, getattr(attr, name))
     if mask & plainints.QP_CAP:
-        for name in _CAP:
+        for name in QPCap.__slots__:
             setattr(into.cap, name, getattr(attr.cap, name))
     if mask & QP_AV:
         fill_ah_attr(into.ah_attr, attr.ah_attr)
