@@ -63,18 +63,12 @@ _RUNNING = {
 #: (state, next state) → type → attributes.
 TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
     (_S.RESET, _S.INIT): {
-        RC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
-        UC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
+        **dict.fromkeys(_ANY, Needs(_ADDRESSED | _M.ACCESS_FLAGS)),
         UD: Needs(_ADDRESSED | _M.QKEY),
-        XRC_SEND: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
-        XRC_RECV: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.INIT): {
-        RC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
-        UC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
+        **dict.fromkeys(_ANY, Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS)),
         UD: Needs(optional=_ADDRESSED | _M.QKEY),
-        XRC_SEND: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
-        XRC_RECV: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.RTR): {
         RC: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),

@@ -15,12 +15,13 @@ from ctypes import byref, c_int, c_void_p
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.kernel.sysfs import PROVIDER
 from rdmacm.kernel.verbs.device import KernelDevice
 from rdmacm.kernel.verbs.layouts import ibv_device
 from rdmacm.kernel.verbs.library import Library, code_of, last_error, load
 from rdmacm.kernel.verbs.opened import OpenedDevice
 from rdmacm.kernel.verbs.refusals import absence, open_refusal
-from rdmacm.kernel.verbs.snapshot import PROVIDER, snapshot
+from rdmacm.kernel.verbs.snapshot import snapshot
 from rdmacm.kernel.verbs.watch import runtime
 
 if TYPE_CHECKING:
