@@ -146,16 +146,6 @@ class rdma_conn_param(ConnParam):
     __delattr__ = object.__delattr__
     __hash__ = None  # type: ignore[assignment]  # it may change
 
-    private_data: bytes
-    responder_resources: int
-    initiator_depth: int
-    flow_control: int
-    retry_count: int
-    rnr_retry_count: int
-    srq: int
-    qp_num: int
-    qkey: int
-
     def __init__(
         self,
         private_data: bytes = b"",
@@ -168,17 +158,15 @@ class rdma_conn_param(ConnParam):
         qp_num: int = 0,
         qkey: int = 0,
     ) -> None:
-        super().__init__(
-            private_data,
-            responder_resources,
-            initiator_depth,
-            flow_control,
-            retry_count,
-            rnr_retry_count,
-            srq,
-            qp_num,
-            qkey,
-        )
+        self.private_data: bytes = private_data
+        self.responder_resources: int = responder_resources
+        self.initiator_depth: int = initiator_depth
+        self.flow_control: int = flow_control
+        self.retry_count: int = retry_count
+        self.rnr_retry_count: int = rnr_retry_count
+        self.srq: int = srq
+        self.qp_num: int = qp_num
+        self.qkey: int = qkey
 
 
 @dataclass(slots=True)
@@ -316,22 +304,10 @@ class ibv_qp_init_attr_ex(QPInitAttrEx):
         send_ops_flags: int = 0,
         xrcd: XRCD | None = None,
     ) -> None:
-        super().__init__(
-            qp_type,
-            qp_context,
-            send_cq,
-            recv_cq,
-            srq,
-            cap or ibv_qp_cap(),
-            bool(sq_sig_all),
-            comp_mask,
-            pd,
-            create_flags,
-            max_tso_header,
-            source_qpn,
-            send_ops_flags,
-            xrcd,
-        )
+        super().__init__(qp_type, qp_context, send_cq, recv_cq, srq, cap or ibv_qp_cap(), bool(sq_sig_all))
+        self.comp_mask, self.send_ops_flags = comp_mask, send_ops_flags
+        self.pd, self.xrcd = pd, xrcd
+        self.create_flags, self.max_tso_header, self.source_qpn = create_flags, max_tso_header, source_qpn
 
 
 @dataclass(slots=True)
@@ -470,27 +446,13 @@ class ibv_send_wr(SendWR):
         bind_info: MWBindInfo | None = None,
         remote_srqn: int = 0,
     ) -> None:
-        super().__init__(
-            wr_id,
-            opcode,
-            sg_list,
-            send_flags,
-            imm_data=imm_data,
-            remote_addr=remote_addr,
-            rkey=rkey,
-            compare_add=compare_add,
-            swap=swap,
-            invalidate_rkey=invalidate_rkey,
-            flush_length=flush_length,
-            flush_type=flush_type,
-            flush_level=flush_level,
-            ah=ah,
-            remote_qpn=remote_qpn,
-            remote_qkey=remote_qkey,
-            mw=mw,
-            bind_info=bind_info,
-            remote_srqn=remote_srqn,
-        )
+        super().__init__(wr_id, opcode, sg_list, send_flags, imm_data=imm_data, invalidate_rkey=invalidate_rkey)
+        self.remote_addr, self.rkey = remote_addr, rkey
+        self.compare_add, self.swap = compare_add, swap
+        self.flush_length, self.flush_type, self.flush_level = flush_length, flush_type, flush_level
+        self.ah, self.remote_qpn, self.remote_qkey = ah, remote_qpn, remote_qkey
+        self.mw, self.bind_info = mw, bind_info
+        self.remote_srqn = remote_srqn
         #: The request to post after this one.
         self.next = next
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from socket import AF_INET, AF_INET6
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddrIB
 from rdmacm.kernel import user_cm
@@ -19,7 +19,7 @@ from rdmacm.proto.sa import PathData
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.provider.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
-from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
+from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
 from rdmacm.verbs.enums import MigState, Mtu, QPAttrMask, QPState
 
 __all__ = [
@@ -289,41 +289,26 @@ def _records(data: bytes, size: int) -> list[bytes]:
 
 def unpack_qp_attr(data: bytes) -> tuple[QPAttr, QPAttrMask]:
     """``struct ib_uverbs_qp_attr``: the attributes of a queue pair, and which of them count."""
-    fields = user_cm.QP_ATTR.unpack(data)
-    mask, state, current, mtu, migration, qkey, rq_psn, sq_psn, dest, access, path, alternate = fields[:12]
-    (pkey_index, alt_pkey_index) = fields[17:19]
-    sqd, draining, rd_atomic, dest_rd_atomic, rnr_timer, port, timeout, retries, rnr_retry, alt_port, alt_timeout = (
-        fields[19:30]
-    )
-    attr = QPAttr(
-        qp_state=QPState(state),
-        cur_qp_state=QPState(current),
-        path_mtu=Mtu(mtu) if mtu else Mtu.MTU_256,
-        path_mig_state=MigState(migration),
-        qkey=qkey,
-        rq_psn=rq_psn,
-        sq_psn=sq_psn,
-        dest_qp_num=dest,
-        qp_access_flags=access,
-        ah_attr=_unpack_address_vector(path),
-        alt_ah_attr=_unpack_address_vector(alternate),
-        pkey_index=pkey_index,
-        alt_pkey_index=alt_pkey_index,
-        en_sqd_async_notify=sqd,
-        sq_draining=draining,
-        max_rd_atomic=rd_atomic,
-        max_dest_rd_atomic=dest_rd_atomic,
-        min_rnr_timer=rnr_timer or MIN_RNR_TIMER,
-        port_num=port,
-        timeout=timeout,
-        retry_cnt=retries,
-        rnr_retry=rnr_retry,
-        alt_port_num=alt_port,
-        alt_timeout=alt_timeout,
-    )
-    return attr, QPAttrMask(mask & _KNOWN_ATTRIBUTES)
+    mask, *numbers = user_cm.QP_ATTR.unpack(data)
+    found: dict[str, Any] = dict(zip(_QP_ATTR_FIELDS, numbers, strict=True))
+    for name in QPCap.__slots__:  # the connection manager tells no sizes of queues
+        del found[name]
+    found["qp_state"], found["cur_qp_state"] = QPState(found["qp_state"]), QPState(found["cur_qp_state"])
+    found["path_mtu"] = Mtu(found["path_mtu"]) if found["path_mtu"] else Mtu.MTU_256
+    found["path_mig_state"] = MigState(found["path_mig_state"])
+    found["ah_attr"] = _unpack_address_vector(found["ah_attr"])
+    found["alt_ah_attr"] = _unpack_address_vector(found["alt_ah_attr"])
+    found["min_rnr_timer"] = found["min_rnr_timer"] or MIN_RNR_TIMER
+    return QPAttr(**found), QPAttrMask(mask & _KNOWN_ATTRIBUTES)
 
 
+#: The fields behind the mask, with their names in QPAttr.
+_QP_ATTR_FIELDS = (
+    *("qp_state", "cur_qp_state", "path_mtu", "path_mig_state", "qkey", "rq_psn", "sq_psn", "dest_qp_num"),
+    *("qp_access_flags", "ah_attr", "alt_ah_attr", *QPCap.__slots__, "pkey_index", "alt_pkey_index"),
+    *("en_sqd_async_notify", "sq_draining", "max_rd_atomic", "max_dest_rd_atomic", "min_rnr_timer", "port_num"),
+    *("timeout", "retry_cnt", "rnr_retry", "alt_port_num", "alt_timeout"),
+)
 #: The kernel also sets bits of attributes of its own, for which ``ibv_modify_qp`` has none.
 _KNOWN_ATTRIBUTES = 0x1FFFFF
 

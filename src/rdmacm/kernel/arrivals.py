@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError
@@ -40,14 +40,6 @@ _TEXTS = {
 LATE_ACK_SECONDS = 0.001
 
 
-class _Arrival(NamedTuple):
-    """An event of an id: the id, the event for the API as far as it is known, and the kernel's."""
-
-    core: KernelId
-    event: QueuedEvent
-    raw: abi.Event
-
-
 def translate(host: KernelHost, queue: KernelQueue, raw: abi.Event) -> QueuedEvent | None:
     """The event for the API; None where there is none. The lock is held."""
     joined = host.joins.get(raw.uid)
@@ -68,7 +60,7 @@ def translate(host: KernelHost, queue: KernelQueue, raw: abi.Event) -> QueuedEve
         return None
     handler = _HANDLERS.get(kind)
     event = QueuedEvent(owner, kind, raw.status)
-    found = event if handler is None else handler(_Arrival(core, event, raw))
+    found = event if handler is None else handler(core, event, raw)
     if found is not None and not found.message:
         found = found._replace(message=_text(found))
     return found
@@ -85,8 +77,7 @@ def _text(event: QueuedEvent) -> str:
 # -- resolving --------------------------------------------------------------------------------------------
 
 
-def _address_resolved(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _address_resolved(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     try:
         core.refresh("resolve_addr")
     except RdmaError as error:  # the id has lost its device since
@@ -98,14 +89,12 @@ def _address_resolved(at: _Arrival) -> QueuedEvent:
     return event
 
 
-def _address_failed(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _address_failed(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     core.move(Trigger.ADDR_FAILED)
     return _failed(core, event, "resolve_addr", "address")
 
 
-def _route_failed(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _route_failed(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     core.move(Trigger.ROUTE_FAILED)
     return _failed(core, event, "resolve_route", "path")
 
@@ -130,8 +119,7 @@ def _reason(core: KernelId, code: int, call: str) -> str:
     return reason.text
 
 
-def _route_resolved(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _route_resolved(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     try:
         core.read_paths("resolve_route")
     except RdmaError as error:
@@ -142,8 +130,7 @@ def _route_resolved(at: _Arrival) -> QueuedEvent:
     return event
 
 
-def _service_resolved(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _service_resolved(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     try:
         core.read_services()
         core.refresh("resolve_addrinfo")
@@ -154,8 +141,7 @@ def _service_resolved(at: _Arrival) -> QueuedEvent:
     return event
 
 
-def _service_failed(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _service_failed(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     core.move(Trigger.SERVICE_FAILED)
     return event
 
@@ -190,8 +176,7 @@ def _param(core: KernelId, raw: abi.Event, is_request: bool = False) -> ConnPara
     return UdParam(found.private_data, AHAttr(), 0, 0) if is_request else found
 
 
-def _replied(at: _Arrival) -> QueuedEvent:
-    core, event, raw = at
+def _replied(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     core.peer_ece = raw.ece
     event = event._replace(param=_param(core, raw))
     if core.qp is None:
@@ -207,8 +192,7 @@ def _replied(at: _Arrival) -> QueuedEvent:
     return event._replace(type=_E.ESTABLISHED, status=0)
 
 
-def _established(at: _Arrival) -> QueuedEvent:
-    core, event, raw = at
+def _established(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     core.is_established = True
     if core.is_iwarp and core.qp is not None and core.qp.state in (QPState.INIT, QPState.RTR):
         core.qp.backend.state = QPState.RTS  # the connection has taken it there
@@ -217,8 +201,7 @@ def _established(at: _Arrival) -> QueuedEvent:
     return event._replace(param=_param(core, raw))  # iWARP, and datagrams
 
 
-def _rejected(at: _Arrival) -> QueuedEvent:
-    core, event, raw = at
+def _rejected(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     core.fail_qp()
     data = _param(core, raw).private_data
     status, message = raw.status, ""
@@ -233,8 +216,7 @@ def _rejected(at: _Arrival) -> QueuedEvent:
     return event._replace(status=status, param=param, message=message or rejection_text(status))
 
 
-def _unreachable(at: _Arrival) -> QueuedEvent:
-    core, event, raw = at
+def _unreachable(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     if core.is_established:  # the peer has another hardware address
         return event._replace(message=f"{core.peer_addr} has another hardware address")
     core.fail_qp()
@@ -244,14 +226,12 @@ def _unreachable(at: _Arrival) -> QueuedEvent:
     return event._replace(param=_param(core, raw, True), message=sidr_text(raw.status))
 
 
-def _connect_failed(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _connect_failed(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     core.fail_qp()
     return event
 
 
-def _disconnected(at: _Arrival) -> QueuedEvent | None:
-    core, event, _ = at
+def _disconnected(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent | None:
     if core.qp is not None and not core.is_iwarp and getattr(core.qp.backend, "has_sent", False):
         time.sleep(LATE_ACK_SECONDS)
     core.fail_qp()
@@ -263,15 +243,13 @@ def _disconnected(at: _Arrival) -> QueuedEvent | None:
     return event
 
 
-def _device_removed(at: _Arrival) -> QueuedEvent:
-    core, event, _ = at
+def _device_removed(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent:
     name = core.verbs.name if core.verbs else "the device"
     core.move(Trigger.DEVICE_GONE)
     return event._replace(message=f"{name} was removed")
 
 
-def _user(at: _Arrival) -> QueuedEvent:
-    _, event, raw = at
+def _user(_core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     return event._replace(arg=abi.unpack_arg(raw.param))
 
 
@@ -285,7 +263,8 @@ def _group_event(core: KernelId, join: GroupJoin, raw: abi.Event) -> QueuedEvent
     return QueuedEvent(owner, kind, raw.status, param=param, message=message, join=join)
 
 
-_HANDLERS = {
+#: What is done about an event: with the id, the event for the API as far as it is known, and the kernel's.
+_HANDLERS: dict[CmEventType, Callable[[KernelId, QueuedEvent, abi.Event], QueuedEvent | None]] = {
     _E.ADDR_RESOLVED: _address_resolved,
     _E.ADDR_ERROR: _address_failed,
     _E.ROUTE_RESOLVED: _route_resolved,

@@ -120,10 +120,6 @@ class KernelQueue:
             self._ring()
             self._runtime.waiters.wake()
 
-    def has_any(self) -> bool:
-        """Whether events wait in this process."""
-        return bool(self._events)
-
     @property
     def ready(self) -> bool:
         """Whether there is an event to fetch."""
@@ -180,8 +176,7 @@ class KernelQueue:
         with self._runtime.lock:
             for event in events:
                 self._add(event)
-            while (moved := self._fetch()) is not None:
-                self._add(moved)
+            self._fetch_all()
             self._ring()
             self._runtime.waiters.wake()
 

@@ -163,12 +163,10 @@ class KernelHost:
                 self._indices = device_indices()
             if index is not None:
                 name = next((name for name, known in self._indices.items() if known == index), None)
-                if name is not None:
-                    return name
             else:
                 name = next((name for name in self.visible() if self.sysfs.node_guid(name) == node_guid), None)
-                if name is not None:
-                    return name
+            if name is not None:
+                return name
         return None
 
     def context_of(self, name: str) -> Context:

@@ -13,6 +13,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Step
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
+from rdmacm.kernel.differences import rules_of
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device, reason_of
@@ -21,6 +22,7 @@ from rdmacm.provider import Owner, log
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import Ece
 from rdmacm.provider.idstate import CommonIdState
+from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
@@ -43,6 +45,12 @@ class IdState(CommonIdState):
         self.queue = queue
         #: The kernel's number of the id.
         self.number = number
+        #: What is done by its type.
+        self.rules = rules_of(qp_type)
+        #: Whether a request has made it.
+        self.is_passive = False
+        #: The joins of multicast groups: the kernel's number and the cookie of each.
+        self._joins: dict[GroupJoin, tuple[int, int]] = {}
         #: The number by which its events name it.
         self.cookie = next(host.cookies)
         #: The row of ``sgid``; None until it is looked for.
@@ -175,13 +183,15 @@ class IdState(CommonIdState):
 
     def _query(self, option: Query, call: str) -> abi.Addresses:
         self.queue.ucma.preset(abi.DEVICE_INDEX_OFFSET, abi.UNKNOWN_DEVICE)
-        data = self.ask(Command.QUERY, lambda address: abi.query(address, self.number, option), Response.ADDR, call)
-        return abi.unpack_addresses(data)
+        return abi.unpack_addresses(self.query(option, Response.ADDR, call))
+
+    def query(self, option: Query, size: int, call: str) -> bytes:
+        """The kernel's answer to a QUERY, of up to ``size`` bytes."""
+        return self.ask(Command.QUERY, lambda address: abi.query(address, self.number, option), size, call)
 
     def read_paths(self, call: str) -> None:
         """Read the path records."""
-        data = self.ask(Command.QUERY, lambda address: abi.query(address, self.number, Query.PATH), Response.PATH, call)
-        paths = [each.path for each in abi.unpack_paths(data)]
+        paths = [each.path for each in abi.unpack_paths(self.query(Query.PATH, Response.PATH, call))]
         if self.is_ethernet:  # the kernel keeps hardware addresses in the place of LIDs
             paths = [path.replace(dlid=0, slid=0) for path in paths]
         if not paths and self.verbs is not None:  # iWARP has none

@@ -23,7 +23,6 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
-from rdmacm.kernel.differences import rules_of
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.id_state import IdState
@@ -83,17 +82,6 @@ def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: in
 
 class KernelId(IdState):
     """See the module."""
-
-    def __init__(
-        self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
-    ) -> None:
-        super().__init__(host, queue, owner, port_space, qp_type, number)
-        #: What is done by its type.
-        self.rules = rules_of(qp_type)
-        #: Whether a request has made it.
-        self.is_passive = False
-        #: The joins of multicast groups: the kernel's number and the cookie of each.
-        self._joins: dict[GroupJoin, tuple[int, int]] = {}
 
     @property
     def is_iwarp(self) -> bool:
@@ -255,13 +243,7 @@ class KernelId(IdState):
 
     def read_services(self) -> None:
         """Read the service records that the kernel has found."""
-        data = self.ask(
-            Command.QUERY,
-            lambda address: abi.query(address, self.number, Query.IB_SERVICE),
-            Response.SERVICE,
-            "resolve_addrinfo",
-        )
-        self.services = abi.unpack_services(data)
+        self.services = abi.unpack_services(self.query(Query.IB_SERVICE, Response.SERVICE, "resolve_addrinfo"))
 
     def register_service(self, name: bytes, lease: int, data: bytes, done: ServiceDone) -> ServiceBackend:
         raise absent(Feature.SERVICE_REGISTRATION, "register_service", who=KERNEL)

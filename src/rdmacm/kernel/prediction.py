@@ -58,18 +58,12 @@ def explain_choice(
 ) -> Explanation:
     """The explanation of a resolution that has succeeded in the kernel."""
     found = lookup.explain(None, None)
-    own = _summary(found.chosen)
+    wanted = choice.device, choice.port_num, str(choice.sgid)
+    own = None if found.chosen is None else _place(found.chosen)
     candidates = tuple(replace(c, chosen=False) for c in distinct(found.candidates))
-    of_kernel = next(
-        (
-            number
-            for number, c in enumerate(candidates)
-            if (c.device, c.port_num, c.gid) == (choice.device, choice.port_num, str(choice.sgid)) and c.kept
-        ),
-        None,
-    )
+    of_kernel = next((number for number, c in enumerate(candidates) if _place(c) == wanted and c.kept), None)
     notes: tuple[str, ...] = ()
-    if own != (choice.device, choice.port_num, str(choice.sgid)):
+    if own != wanted:
         notes = (_difference(lookup, failure, choice, own),)
     if of_kernel is not None:
         chosen = candidates[of_kernel]
@@ -89,8 +83,8 @@ def distinct(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     return tuple(found.values())
 
 
-def _summary(candidate: Candidate | None) -> tuple[str, int, str] | None:
-    return None if candidate is None else (candidate.device, candidate.port_num, candidate.gid)
+def _place(candidate: Candidate) -> tuple[str, int, str]:
+    return candidate.device, candidate.port_num, candidate.gid
 
 
 def _difference(lookup: Lookup, failure: Failure | None, choice: Choice, own: tuple[str, int, str] | None) -> str:

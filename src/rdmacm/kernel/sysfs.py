@@ -51,10 +51,7 @@ class Sysfs:
 
     def names(self) -> list[str]:
         """The names of the devices."""
-        try:
-            return sorted(os.listdir(self._root))
-        except OSError:
-            return []
+        return self._names()
 
     def why_unusable(self, names: Sequence[str], dev: str = "/dev") -> str | None:
         """Why none of these devices can move data for this process; None where one can.
@@ -90,12 +87,7 @@ class Sysfs:
 
     def _why_closed(self, name: str, dev: str) -> str | None:
         """Why the device's file may not be opened; None where it may, or where sysfs does not name it."""
-        folder = self._root.parent / "infiniband_verbs"
-        try:
-            nodes = sorted(os.listdir(folder))
-        except OSError:
-            return None
-        for node in nodes:
+        for node in self._names("..", "infiniband_verbs"):
             path = os.path.join(dev, "infiniband", node)
             if self._text("..", "infiniband_verbs", node, "ibdev") == name and not os.access(path, os.R_OK | os.W_OK):
                 return f"{path}, the file of {name}, may not be opened, or is not there"
@@ -248,11 +240,7 @@ class Sysfs:
         for port in self._numbers(device, "ports"):
             folders += [(device, "ports", port, kind) for kind in ("counters", "hw_counters")]
         for folder in folders:
-            try:
-                names = os.listdir(self._root.joinpath(*folder))
-            except OSError:
-                continue
-            for name in sorted(names):
+            for name in self._names(*folder):
                 text = self._text(*folder, name)
                 if name != "lifespan" and text.isdigit():
                     found[name] = found.get(name, 0) + int(text)
@@ -265,11 +253,7 @@ class Sysfs:
             for port in self._numbers(device, "ports"):
                 for folder, prefix in _CM_FOLDERS.items():
                     here = device, "ports", port, folder
-                    try:
-                        names = os.listdir(self._root.joinpath(*here))
-                    except OSError:
-                        continue
-                    for name in sorted(names):
+                    for name in self._names(*here):
                         text = self._text(*here, name)
                         if text.isdigit():
                             key = f"{prefix}_{name}"
@@ -295,11 +279,14 @@ class Sysfs:
 
     def _numbers(self, *path: str) -> list[str]:
         """The files of a folder that have numbers as names, in order."""
+        return sorted((name for name in self._names(*path) if name.isdigit()), key=int)
+
+    def _names(self, *path: str) -> list[str]:
+        """The names in a folder, in order; none if it cannot be read."""
         try:
-            names = os.listdir(self._root.joinpath(*path))
+            return sorted(os.listdir(self._root.joinpath(*path)))
         except OSError:
             return []
-        return sorted((name for name in names if name.isdigit()), key=int)
 
 
 #: The folders of the connection manager's counters, and how their counters' names begin.

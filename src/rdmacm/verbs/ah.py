@@ -13,13 +13,12 @@ from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import check_av
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, GidType, LinkLayer
-from rdmacm.verbs.pd import PD
-from rdmacm.verbs.resource import Resource
+from rdmacm.verbs.pd import PD, InDomain
 
 _MULTICAST = 0xFF
 
 
-class AH(Resource):
+class AH(InDomain):
     """An address handle (``struct ibv_ah``): the destination of a datagram.
 
     ``attr``: a copy of the address vector; ``pd``: the protection domain of the queue pairs that may use it. Or
@@ -32,7 +31,6 @@ class AH(Resource):
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
         "attr": "A copy of the address vector.",
         "core_route": "What a compiled core of the device sends with; None before the first datagram.",
     }
@@ -58,11 +56,6 @@ class AH(Resource):
         self.attr = replace(attr, gr=replace(attr.gr))
         self.core_route: object = None
         self._make("create_ah", (pd,), lambda: pd.context.backend.create_ah(pd, self))
-
-    @property
-    def context(self) -> Context:
-        """The open device that it was made from."""
-        return self.pd.context
 
     def __repr__(self) -> str:
         return f"<AH {self.attr.gr.dgid}{' closed' if self._closed else ''}>"

@@ -13,26 +13,8 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
-from rdmacm.proto.plainints import (
-    QP_ACCESS_FLAGS,
-    QP_ALT_PATH,
-    QP_AV,
-    QP_DEST_QPN,
-    QP_MAX_DEST_RD_ATOMIC,
-    QP_MAX_QP_RD_ATOMIC,
-    QP_MIN_RNR_TIMER,
-    QP_PATH_MIG_STATE,
-    QP_PATH_MTU,
-    QP_PKEY_INDEX,
-    QP_PORT,
-    QP_QKEY,
-    QP_RETRY_CNT,
-    QP_RNR_RETRY,
-    QP_RQ_PSN,
-    QP_SQ_PSN,
-    QP_STATE,
-    QP_TIMEOUT,
-)
+from rdmacm.proto import plainints
+from rdmacm.proto.plainints import QP_ACCESS_FLAGS, QP_ALT_PATH, QP_AV, QP_PATH_MTU, QP_PKEY_INDEX, QP_PORT, QP_STATE
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, LinkLayer, MigState, Mtu, QPAttrMask
@@ -43,17 +25,17 @@ F = TypeVar("F", bound=IntFlag)
 _NO_GID = Gid()
 #: Bit of the mask, attribute, and its greatest value: a number, or the name of the device attribute that limits it.
 _LIMITS: tuple[tuple[int, str, int | str], ...] = (
-    (QP_PATH_MIG_STATE, "path_mig_state", int(max(MigState))),
-    (QP_QKEY, "qkey", 0xFFFFFFFF),
-    (QP_RQ_PSN, "rq_psn", 0xFFFFFF),
-    (QP_SQ_PSN, "sq_psn", 0xFFFFFF),
-    (QP_DEST_QPN, "dest_qp_num", 0xFFFFFF),
-    (QP_TIMEOUT, "timeout", 31),
-    (QP_RETRY_CNT, "retry_cnt", 7),
-    (QP_RNR_RETRY, "rnr_retry", 7),
-    (QP_MIN_RNR_TIMER, "min_rnr_timer", 31),
-    (QP_MAX_QP_RD_ATOMIC, "max_rd_atomic", "max_qp_init_rd_atom"),
-    (QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "max_qp_rd_atom"),
+    (plainints.QP_PATH_MIG_STATE, "path_mig_state", int(max(MigState))),
+    (plainints.QP_QKEY, "qkey", 0xFFFFFFFF),
+    (plainints.QP_RQ_PSN, "rq_psn", 0xFFFFFF),
+    (plainints.QP_SQ_PSN, "sq_psn", 0xFFFFFF),
+    (plainints.QP_DEST_QPN, "dest_qp_num", 0xFFFFFF),
+    (plainints.QP_TIMEOUT, "timeout", 31),
+    (plainints.QP_RETRY_CNT, "retry_cnt", 7),
+    (plainints.QP_RNR_RETRY, "rnr_retry", 7),
+    (plainints.QP_MIN_RNR_TIMER, "min_rnr_timer", 31),
+    (plainints.QP_MAX_QP_RD_ATOMIC, "max_rd_atomic", "max_qp_init_rd_atom"),
+    (plainints.QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "max_qp_rd_atom"),
 )
 _LIMITED = sum(bit for bit, _, _ in _LIMITS)
 

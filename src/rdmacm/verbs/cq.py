@@ -155,8 +155,7 @@ class CQ(Resource):
         EBADF once the queue is closed, also in threads that were waiting. ValueError for a negative timeout.
         """
         check_timeout(timeout)
-        if self._closed:
-            raise self._closed_error("wait")
+        self._check_open("wait")
         return self.backend.wait(timeout)
 
     def resize(self, cqe: int) -> None:
@@ -165,8 +164,7 @@ class CQ(Resource):
         EINVAL: a size beyond the device's, fewer than there are in the queue, or the queue has overflowed. Nothing is
         changed then.
         """
-        if self._closed:
-            raise self._closed_error("resize_cq")
+        self._check_open("resize_cq")
         check_number("cqe", cqe, 1, self.context.backend.attr.max_cqe, "resize_cq")
         self.backend.resize(cqe)
 
@@ -175,8 +173,7 @@ class CQ(Resource):
 
         ``solicited_only``: only a completion whose sender asked for it (SOLICITED), or with an error.
         """
-        if self._closed:
-            raise self._closed_error("req_notify_cq")
+        self._check_open("req_notify_cq")
         self.backend.req_notify(solicited_only)
 
     def ack_events(self, n: int = 1) -> None:

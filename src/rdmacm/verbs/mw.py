@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from rdmacm.verbs.backend import MWBackend
 from rdmacm.verbs.checks import member
-from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import MWType
-from rdmacm.verbs.pd import PD
-from rdmacm.verbs.resource import Resource
+from rdmacm.verbs.pd import PD, InDomain
 
 
-class MW(Resource):
+class MW(InDomain):
     """A memory window, ``struct ibv_mw``: a key for a part of a region, with rights of its own.
 
     It opens memory to a peer when it is bound to a region, and closes it again without a new registration: type 1 by
@@ -23,7 +21,6 @@ class MW(Resource):
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
         "type": "The :class:`MWType`.",
         "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
     }
@@ -36,11 +33,6 @@ class MW(Resource):
         self.pd = pd
         self.type = member(MWType, mw_type, "mw_type", "alloc_mw")
         self.backend: MWBackend = self._make("alloc_mw", (pd,), lambda: device.alloc_mw(pd, self.type))
-
-    @property
-    def context(self) -> Context:
-        """The open device that it was made from."""
-        return self.pd.context
 
     @property
     def rkey(self) -> int:

@@ -39,7 +39,20 @@ class PD(Resource):
         return f"<PD {self.context.name}{' closed' if self._closed else ''}>"
 
 
-class MR(Resource):
+class InDomain(Resource):
+    """An object of a protection domain."""
+
+    __slots__ = {"pd": "Its protection domain."}
+
+    pd: PD
+
+    @property
+    def context(self) -> Context:
+        """The open device that it was made from."""
+        return self.pd.context
+
+
+class MR(InDomain):
     """A memory region, ``struct ibv_mr``: a buffer of the program that the device may use. Nothing is copied.
 
     ``buffer``: a contiguous object with Python's buffer protocol (bytearray, mmap, array, memoryview, a numpy array).
@@ -54,7 +67,6 @@ class MR(Resource):
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
         "access": "The :class:`AccessFlag`.",
         "buf": "The buffer's bytes, a memoryview.",
         "addr": "The address of its first byte, 64 bits.",
@@ -77,11 +89,6 @@ class MR(Resource):
         self.rkey = self.backend.rkey
         self.addr = self.backend.addr
         self.length = self.backend.length
-
-    @property
-    def context(self) -> Context:
-        """The open device that it was made from."""
-        return self.pd.context
 
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """``length`` bytes at ``offset`` for a work request, None for the rest; EINVAL outside the region."""
@@ -118,8 +125,7 @@ class MR(Resource):
 
         Errors as for :class:`MR`, and EBUSY while a memory window is bound to it; after any error it is as it was.
         """
-        if self._closed:
-            raise self._closed_error("rereg_mr")
+        self._check_open("rereg_mr")
         changes = checks.flags(ReregMRFlag, flags, "flags", "rereg_mr")
         if not changes:
             raise cm_error(errno.EINVAL, "flags is 0", "rereg_mr", hint="flags of ReregMRFlag")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NoReturn
 
 from rdmacm.address import Gid, is_multicast
 from rdmacm.capabilities import Feature, absent
@@ -103,24 +103,8 @@ class QPInitAttrEx(QPInitAttr):
 
     def copy(self) -> QPInitAttrEx:
         """A copy, also of ``cap``."""
-        check_kind("cap", self.cap, QPCap, "create_qp")
-        basic = QPInitAttr.copy(self)
-        return QPInitAttrEx(
-            basic.qp_type,
-            basic.qp_context,
-            basic.scq,
-            basic.rcq,
-            basic.srq,
-            basic.cap,
-            basic.sq_sig_all,
-            self.comp_mask,
-            self.pd,
-            self.create_flags,
-            self.max_tso_header,
-            self.source_qpn,
-            self.send_ops_flags,
-            self.xrcd,
-        )
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(QPInitAttrEx)}
+        return QPInitAttrEx(**{**values, "cap": QPInitAttr.copy(self).cap})
 
     def _check(self) -> None:
         """EOPNOTSUPP for attributes that no queue pair here has."""
@@ -265,8 +249,7 @@ class QP(Resource):
 
         ``attr_mask`` is without effect.
         """
-        if self._closed:
-            raise self._closed_error("query_qp")
+        self._check_open("query_qp")
         found = self.backend.query()
         found.path_mtu = Mtu(found.path_mtu)
         found.path_mig_state = MigState(found.path_mig_state)
@@ -279,24 +262,22 @@ class QP(Resource):
         ``op``: a :class:`WROpcode`; ``flags``: 0, or 1 to be told about parts of a message
         (IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS). EINVAL: no such operation, or other flags.
         """
-        if self._closed:
-            raise self._closed_error("query_qp_data_in_order")
+        self._check_open("query_qp_data_in_order")
         member(WROpcode, op, "op", "query_qp_data_in_order")
         check_number("flags", flags, 0, 1, "query_qp_data_in_order")
         return 0
 
     def query_ece(self) -> NoReturn:
         """The vendor's options for its peer, ibv_query_ece(3). EOPNOTSUPP: no device has any."""
-        raise self._no_ece("query_ece")
+        self._refuse_ece("query_ece")
 
     def set_ece(self, ece: object) -> NoReturn:  # noqa: ARG002 (C's argument)
         """Use the options that the peer has sent, ibv_set_ece(3). EOPNOTSUPP, as for :meth:`query_ece`."""
-        raise self._no_ece("set_ece")
+        self._refuse_ece("set_ece")
 
-    def _no_ece(self, step: str) -> RdmaError:
-        if self._closed:
-            return self._closed_error(step)
-        return absent(Feature.QP_ECE, step)
+    def _refuse_ece(self, step: str) -> NoReturn:
+        self._check_open(step)
+        raise absent(Feature.QP_ECE, step)
 
     # -- states ---------------------------------------------------------------------------------------
 
@@ -308,8 +289,7 @@ class QP(Resource):
         RTS), or the device has no alternate paths (ALT_PATH); ENODATA: the row of ``sgid_index`` is empty; EOPNOTSUPP:
         the device cannot change an optional attribute in this state; ENODEV: the device has been removed.
         """
-        if self._closed:
-            raise self._closed_error("modify_qp")
+        self._check_open("modify_qp")
         check_kind("attr", attr, QPAttr, "modify_qp")
         chosen = mask if type(mask) is QPAttrMask else flags(QPAttrMask, mask, "attribute bits", "modify_qp")
         bits = chosen.value
@@ -474,8 +454,7 @@ class QP(Resource):
         self.backend.detach_mcast(self._group(gid, "detach_mcast"), lid)
 
     def _group(self, gid: Gid | bytes | str, call: str) -> Gid:
-        if self._closed:
-            raise self._closed_error(call)
+        self._check_open(call)
         found = gid if isinstance(gid, Gid) else Gid(gid)
         if not is_multicast(found.ip):
             raise cm_error(errno.EINVAL, "not the GID of a multicast group", call, str(found))

@@ -107,8 +107,7 @@ class QPEx(QP):
 
     def wr_start(self) -> None:
         """Begin a batch, ibv_wr_start(3). EBUSY: one has begun."""
-        if self._closed:
-            raise self._closed_error("wr_start")
+        self._check_open("wr_start")
         if self._batch is not None:
             raise cm_error(errno.EBUSY, "a batch has begun", "wr_start", hint="wr_complete() or wr_abort()")
         self._batch = []
@@ -124,8 +123,16 @@ class QPEx(QP):
         batch, fault = self._end("wr_complete")
         if fault is not None:
             raise fault
-        if batch:
-            self._post_all(batch)
+        if not batch:
+            return
+        if not self._takes_sends():
+            raise self._takes_no_sends(batch)
+        for wr in batch:
+            try:
+                self._send_rules.check(wr)
+            except REFUSALS as error:
+                refuse(wr, error)
+        self.backend.post_send_all(batch)
 
     def wr_abort(self) -> None:
         """Drop the requests of the batch and end it, ibv_wr_abort(3)."""
@@ -260,7 +267,9 @@ class QPEx(QP):
     def _last(self, step: str) -> SendWR:
         """The request that has begun."""
         if not self._batch:
-            raise _no_batch(step) if self._batch is None else _no_request(step)
+            if self._batch is None:
+                raise _no_batch(step)
+            raise cm_error(errno.EINVAL, "no request has begun", step, hint="wr_send() or another operation")
         return self._batch[-1]
 
     @contextmanager
@@ -277,17 +286,6 @@ class QPEx(QP):
             self._fault = cm_error(errno.EINVAL, why, step, f"wr_id {wr.wr_id}", hint)
             self._fault.bad_wr = wr
 
-    def _post_all(self, wrs: list[SendWR]) -> None:
-        if self._takes_sends():
-            for wr in wrs:
-                try:
-                    self._send_rules.check(wr)
-                except REFUSALS as error:
-                    refuse(wr, error)
-            self.backend.post_send_all(wrs)
-        else:
-            raise self._takes_no_sends(wrs)
-
 
 def _first(count: int, items: S, name: str) -> S:
     """The first ``count`` items; ValueError if there are fewer."""
@@ -298,7 +296,3 @@ def _first(count: int, items: S, name: str) -> S:
 
 def _no_batch(step: str) -> RdmaError:
     return cm_error(errno.EINVAL, "no batch has begun", step, hint="wr_start()")
-
-
-def _no_request(step: str) -> RdmaError:
-    return cm_error(errno.EINVAL, "no request has begun", step, hint="wr_send() or another operation")

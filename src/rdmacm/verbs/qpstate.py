@@ -63,18 +63,12 @@ _RUNNING = {
 #: (state, next state) → type → attributes.
 TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
     (_S.RESET, _S.INIT): {
-        RC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
-        UC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
+        **dict.fromkeys(_ANY, Needs(_ADDRESSED | _M.ACCESS_FLAGS)),
         UD: Needs(_ADDRESSED | _M.QKEY),
-        XRC_SEND: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
-        XRC_RECV: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.INIT): {
-        RC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
-        UC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
+        **dict.fromkeys(_ANY, Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS)),
         UD: Needs(optional=_ADDRESSED | _M.QKEY),
-        XRC_SEND: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
-        XRC_RECV: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.RTR): {
         RC: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
@@ -94,27 +88,11 @@ TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
     (_S.RTS, _S.SQD): dict.fromkeys(_ANY, Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
     (_S.SQD, _S.RTS): _RUNNING,
     (_S.SQD, _S.SQD): {
-        RC: Needs(
-            optional=_ADDRESSED
-            | _M.AV
-            | _RELIABLE_OUT
-            | _M.MAX_DEST_RD_ATOMIC
-            | _M.MIN_RNR_TIMER
-            | _M.ACCESS_FLAGS
-            | _PATHS
-        ),
+        RC: Needs(optional=_ADDRESSED | _M.AV | _RELIABLE_OUT | _RELIABLE_IN | _M.ACCESS_FLAGS | _PATHS),
         UC: Needs(optional=_M.PKEY_INDEX | _M.AV | _M.ACCESS_FLAGS | _PATHS),
         UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
         XRC_SEND: Needs(optional=_ADDRESSED | _M.AV | _RELIABLE_OUT | _M.ACCESS_FLAGS | _PATHS),
-        XRC_RECV: Needs(
-            optional=_ADDRESSED
-            | _M.AV
-            | _M.TIMEOUT
-            | _M.MAX_DEST_RD_ATOMIC
-            | _M.MIN_RNR_TIMER
-            | _M.ACCESS_FLAGS
-            | _PATHS
-        ),
+        XRC_RECV: Needs(optional=_ADDRESSED | _M.AV | _M.TIMEOUT | _RELIABLE_IN | _M.ACCESS_FLAGS | _PATHS),
     },
     (_S.SQE, _S.RTS): {
         UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS),

@@ -139,6 +139,10 @@ class Resource:
         """EBADF, for a call on an object that is closed."""
         return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 
+    def _check_open(self, step: str) -> None:
+        if self._closed:
+            raise self._closed_error(step)
+
     def _check_close(self) -> None:
         """Raise where it cannot be closed."""
         if self._dependents:

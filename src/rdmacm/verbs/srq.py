@@ -15,9 +15,8 @@ from rdmacm.verbs.checks import check_kind, check_number, check_srq, flags, memb
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import DeviceCapFlag, SrqAttrMask, SrqInitAttrMask, SRQType
-from rdmacm.verbs.pd import PD
+from rdmacm.verbs.pd import PD, InDomain
 from rdmacm.verbs.posting import check_recv, first, post_list
-from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import RecvWR
 from rdmacm.verbs.xrcd import XRCD, check_xrc
 
@@ -41,7 +40,7 @@ class SrqInitAttrEx(SrqInitAttr):
     cq: CQ | None = None
 
 
-class SRQ(Resource):
+class SRQ(InDomain):
     """A shared receive queue (``struct ibv_srq``): the queue pairs made with it take their receives from it.
 
     ``creator``: its protection domain, or a :class:`Context` and a :class:`SrqInitAttrEx` with ``pd``. Of type XRC, it
@@ -53,7 +52,6 @@ class SRQ(Resource):
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
         "srq_context": "The user's own object.",
         "srq_type": "The :class:`SRQType`.",
         "xrcd": "Type XRC: its XRC domain; else None.",
@@ -101,17 +99,11 @@ class SRQ(Resource):
 
     def get_srq_num(self) -> int:
         """The number that peers name it by, 24 bits, ibv_get_srq_num(3). EINVAL: it is not of type XRC."""
-        if self._closed:
-            raise self._closed_error("get_srq_num")
+        self._check_open("get_srq_num")
         if self.srq_type is not SRQType.XRC:
             raise cm_error(errno.EINVAL, "only a queue of type XRC has a number", "get_srq_num")
         backend: XrcSRQBackend = self.backend  # type: ignore[assignment]
         return backend.srq_num
-
-    @property
-    def context(self) -> Context:
-        """The open device that it was made from."""
-        return self.pd.context
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
@@ -137,8 +129,7 @@ class SRQ(Resource):
         device's; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``). Nothing is
         modified then.
         """
-        if self._closed:
-            raise self._closed_error("modify_srq")
+        self._check_open("modify_srq")
         mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
         check_kind("attr", attr, SrqAttr, "modify_srq")
         if mask & SrqAttrMask.MAX_WR:
@@ -155,8 +146,7 @@ class SRQ(Resource):
 
     def query(self) -> SrqAttr:
         """Its sizes and its limit, ibv_query_srq(3)."""
-        if self._closed:
-            raise self._closed_error("query_srq")
+        self._check_open("query_srq")
         return self.backend.query()
 
     def _destroy(self) -> None:

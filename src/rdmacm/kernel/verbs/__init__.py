@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import errno
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_void_p
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.kernel.sysfs import PROVIDER
 from rdmacm.kernel.verbs.device import KernelDevice
 from rdmacm.kernel.verbs.layouts import ibv_device
 from rdmacm.kernel.verbs.library import Library, code_of, last_error, load
 from rdmacm.kernel.verbs.opened import OpenedDevice
 from rdmacm.kernel.verbs.refusals import absence, open_refusal
-from rdmacm.kernel.verbs.snapshot import PROVIDER, snapshot
+from rdmacm.kernel.verbs.snapshot import snapshot
 from rdmacm.kernel.verbs.watch import runtime
 
 if TYPE_CHECKING:
@@ -39,32 +42,26 @@ __all__ = [
 _devices: weakref.WeakValueDictionary[str, KernelDevice] = weakref.WeakValueDictionary()
 
 
-class _DeviceList:
-    """The devices that the library finds, as ``with`` lends them: name and address."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self._address: int | None = None
-
-    def __enter__(self) -> list[tuple[str, int]]:
-        count = c_int()
-        self._address = self._library.ibv_get_device_list(byref(count))
-        if not self._address:
-            code = last_error()
-            if code in (errno.ENOSYS, errno.ENOENT):  # the kernel has no RDMA at all
-                return []
-            raise cm_error(code, "the devices could not be listed", "ibv_get_device_list", hint="modprobe ib_uverbs")
-        table = (c_void_p * count.value).from_address(self._address)
-        return [(self._library.ibv_get_device_name(each).decode(), each) for each in table if each]
-
-    def __exit__(self, *error: object) -> None:
-        if self._address:
-            self._library.ibv_free_device_list(self._address)
+@contextmanager
+def _listed(library: Library) -> Iterator[list[tuple[str, int]]]:
+    """The devices that the library finds, name and address, for a ``with`` block."""
+    count = c_int()
+    address = library.ibv_get_device_list(byref(count))
+    if address:
+        try:
+            table = (c_void_p * count.value).from_address(address)
+            yield [(library.ibv_get_device_name(each).decode(), each) for each in table if each]
+        finally:
+            library.ibv_free_device_list(address)
+    elif (code := last_error()) in (errno.ENOSYS, errno.ENOENT):  # the kernel has no RDMA at all
+        yield []
+    else:
+        raise cm_error(code, "the devices could not be listed", "ibv_get_device_list", hint="modprobe ib_uverbs")
 
 
 def device_names() -> list[str]:
     """The names of the kernel's devices that libibverbs has a driver for. ENOENT: there is no libibverbs."""
-    with _DeviceList(load()) as found:
+    with _listed(load()) as found:
         return [name for name, _ in found]
 
 
@@ -82,7 +79,7 @@ def open_device(name: str) -> KernelDevice:
             if not device.opened.removed:
                 return device
         library = load()
-        with _DeviceList(library) as found:
+        with _listed(library) as found:
             address = dict(found).get(name)
             if address is None:
                 raise absence(name, [each for each, _ in found])

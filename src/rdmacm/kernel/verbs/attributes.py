@@ -61,7 +61,6 @@ _BY_MASK = (
     (plainints.QP_RATE_LIMIT, "rate_limit"),
 )
 _ALTERNATE = ("alt_pkey_index", "alt_port_num", "alt_timeout")
-_CAP = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 
 
 def known(kind: type[E], value: int, other: E) -> E:
@@ -133,16 +132,9 @@ def fill_ah_attr(into: ibv_ah_attr, attr: AHAttr) -> None:
 
 
 def _ah_attr_of(found: ibv_ah_attr) -> AHAttr:
-    route = GlobalRoute(
-        Gid(string_at(addressof(found.grh.dgid), 16)),
-        found.grh.sgid_index,
-        found.grh.flow_label,
-        found.grh.hop_limit,
-        found.grh.traffic_class,
-    )
-    return AHAttr(
-        found.dlid, found.sl, found.src_path_bits, found.static_rate, bool(found.is_global), found.port_num, route
-    )
+    dgid = Gid(string_at(addressof(found.grh.dgid), 16))
+    route = GlobalRoute(dgid, **{name: getattr(found.grh, name) for name in _ROUTE})
+    return AHAttr(**{name: getattr(found, name) for name in _AH}, is_global=bool(found.is_global), gr=route)
 
 
 def fill_qp_attr(into: ibv_qp_attr, attr: QPAttr, mask: int) -> None:
@@ -154,7 +146,7 @@ def fill_qp_attr(into: ibv_qp_attr, attr: QPAttr, mask: int) -> None:
         if mask & bit:
             setattr(into, name, getattr(attr, name))
     if mask & plainints.QP_CAP:
-        for name in _CAP:
+        for name in QPCap.__slots__:
             setattr(into.cap, name, getattr(attr.cap, name))
     if mask & QP_AV:
         fill_ah_attr(into.ah_attr, attr.ah_attr)

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 _CHECKSUMS = int(DeviceCapFlag.UD_IP_CSUM | DeviceCapFlag.RC_IP_CSUM | DeviceCapFlag.RAW_IP_CSUM)
 _XRC = QPInitAttrMask.XRCD
 _EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.SEND_OPS_FLAGS
-_SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 _HANDLE = QPOpenAttrMask.NUM | QPOpenAttrMask.XRCD | QPOpenAttrMask.TYPE
 
 
@@ -207,9 +206,7 @@ class KernelDevice:
         assert srq is None or isinstance(srq, KernelSRQ)
         init = ibv_qp_init_attr_ex(
             None,
-            None if send_cq is None else send_cq.address,
-            None if recv_cq is None else recv_cq.address,
-            None if srq is None else srq.address,
+            *(None if queue is None else queue.address for queue in (send_cq, recv_cq, srq)),
             ibv_qp_cap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data),
             int(qp_type),
             int(sq_sig_all),
@@ -232,7 +229,7 @@ class KernelDevice:
                 address = self._create_ordinary(init, domain, qp_type)
             asked, granted = cap.max_inline_data, init.cap
             limit = granted.max_inline_data
-            for name in _SIZES:
+            for name in QPCap.__slots__:
                 setattr(cap, name, max(getattr(granted, name), getattr(cap, name)))
             if srq is not None:
                 cap.max_recv_wr = cap.max_recv_sge = 0

@@ -27,8 +27,8 @@ class KernelMR:
     """See :class:`rdmacm.verbs.backend.MRBackend`."""
 
     __slots__ = (
-        *("__weakref__", "_access", "_opened", "_pd", "_view", "_windows"),
-        *("addr", "address", "length", "lkey", "rkey"),
+        *("__weakref__", "_access", "_opened", "_pd", "_view"),
+        *("addr", "address", "length", "lkey", "rkey", "windows"),
     )
 
     def __init__(self, opened: OpenedDevice, pd: Handle, view: memoryview, access: int) -> None:
@@ -47,8 +47,8 @@ class KernelMR:
         self._pd = pd
         self._access = access
         self._view = view
-        #: The windows that a bind has named it for.
-        self._windows: weakref.WeakSet[KernelMW] = weakref.WeakSet()
+        #: The windows for which a bind has named it, once that is posted.
+        self.windows: weakref.WeakSet[KernelMW] = weakref.WeakSet()
         self.addr, self.length = addr, length
 
     def _registered(self, address: int) -> None:
@@ -91,12 +91,8 @@ class KernelMR:
             self._view, self.length = new, len(new)
             self.addr = where or 0
 
-    def bound(self, window: KernelMW) -> None:
-        """A bind of this window to the region was posted."""
-        self._windows.add(window)
-
     def _check_unbound(self, step: str) -> None:
-        count = sum(window.region is self for window in self._windows)
+        count = sum(window.region is self for window in self.windows)
         if count:
             text, hint = f"memory windows are bound to it: {count}", "close the windows, or invalidate them"
             raise cm_error(errno.EBUSY, text, step, self._opened.name, hint)
@@ -168,7 +164,7 @@ class KernelMW:
         ibv_mw.from_address(self.address).rkey = self.rkey = rkey
         self.region, self.owner = region, owner
         if region is not None:
-            region.bound(self)
+            region.windows.add(self)
 
     def dealloc(self) -> None:
         self._opened.release(self)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
+from rdmacm.kernel.sysfs import PROVIDER
 from rdmacm.kernel.verbs.attributes import known
 from rdmacm.kernel.verbs.layouts import ibv_gid_entry, ibv_port_attr
 from rdmacm.kernel.verbs.library import code_of
@@ -28,8 +29,6 @@ from rdmacm.verbs.enums import (
 if TYPE_CHECKING:
     from rdmacm.kernel.verbs.device import KernelDevice
 
-#: The name of the provider.
-PROVIDER = "kernel"
 _SYSFS = Path("/sys/class/infiniband")
 #: The P_Key of the default partition, with full membership.
 _DEFAULT_PKEY = 0xFFFF
