@@ -26,7 +26,7 @@ from rdmacm.tools.arguments import (
 from rdmacm.tools.connection import find_server
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
-from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, bold, write, write_json
+from rdmacm.tools.output import Page, Parser, bold, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, bind, own_host
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.attr import QPCap
@@ -63,7 +63,7 @@ PAGE = Page(
         ("rdmacm cmtime -s storage-7 --json", "Time a hundred connections to another host."),
     ),
     see_also="cmtime(1), rdmacm rping, rdmacm perf",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"),
 )
 
 #: Maximum number of connections that wait for an event at a time.

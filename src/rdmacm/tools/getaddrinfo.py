@@ -19,20 +19,7 @@ from rdmacm.constants import AddressFamily, PortSpace, RaiFlag
 from rdmacm.errors import printable
 from rdmacm.proto.sa import PathRecord
 from rdmacm.tools.arguments import add_provider
-from rdmacm.tools.output import (
-    ACM_VARIABLE,
-    COLOR_VARIABLE,
-    PORTS_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    address_json,
-    bold,
-    labelled_lines,
-    path_data_json,
-    write,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, address_json, bold, labelled_lines, path_data_json, write, write_json
 from rdmacm.verbs.enums import QPType
 
 ADDRESS_FORMS = """
@@ -62,7 +49,7 @@ PAGE = Page(
         ("rdmacm getaddrinfo --sa - storage", "Find a service of that name in an InfiniBand subnet."),
     ),
     see_also="rdmacm resolve, rdmacm explain, rdma_getaddrinfo(3), getaddrinfo(3), services(5)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "udp": PortSpace.UDP, "ib": PortSpace.IB, "ipoib": PortSpace.IPOIB}

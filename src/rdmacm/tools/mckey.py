@@ -24,7 +24,7 @@ from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import TIMEOUT_MS, DatagramNode, add_counts, check_event, run_exchange, say
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
+from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.enums import SendFlag, WCStatus
@@ -49,7 +49,7 @@ PAGE = Page(
         ("rdmacm mckey -m ff1e::7 -b fd00::1 -C 100 -S 1024 --json", "Receive 100 messages of 1 KiB by IPv6."),
     ),
     see_also="mckey(1), rdmacm udaddy, ip-maddress(8)",
-    environment=(PROVIDER_VARIABLE,),
+    environment=("RDMACM_PROVIDER",),
 )
 
 #: The port space, a number as in C.

@@ -36,13 +36,15 @@ _EXIT_STATUS = (
     ("141", "Standard output was closed by its reader, as with '| head'."),
 )
 
-# The environment variables of several commands. A page lists those that its command uses.
-PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider: kernel, soft or auto (the default).")
-PORTS_VARIABLE = ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas.")
-ACM_VARIABLE = ("RDMACM_ACM_RUNDIR", "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.")
-CORE_VARIABLE = ("RDMACM_CORE", "The core of the software devices: c, python or auto, which is c if installed.")
-COLOR_VARIABLE = ("NO_COLOR", "If set, terminal output is neither bold nor dim.")
-_LOG_VARIABLE = ("RDMACM_LOG", "Debug messages to standard error: debug, or some of id,cm,qp,resolution,device.")
+#: The environment variables of several commands. A page lists those that its command uses.
+_VARIABLES = {
+    "RDMACM_PROVIDER": "The provider to use without --provider: kernel, soft or auto (the default).",
+    "RDMACM_IB": "InfiniBand ports that the provider soft uses, separated by commas.",
+    "RDMACM_ACM_RUNDIR": "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.",
+    "RDMACM_CORE": "The core of the software devices: c, python or auto, which is c if installed.",
+    "NO_COLOR": "If set, terminal output is neither bold nor dim.",
+    "RDMACM_LOG": "Debug messages to standard error: debug, or some of id,cm,qp,resolution,device.",
+}
 
 
 class UsageError(Exception):
@@ -69,8 +71,9 @@ class Page:
     """The text of a help page apart from the arguments.
 
     ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
-    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the environment
-    variables that the command uses, and their descriptions; every command has RDMACM_LOG as well.
+    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the names of
+    common environment variables that the command uses, all but RDMACM_LOG; ``own_environment`` has pairs of a variable
+    and its description.
     """
 
     command: str
@@ -78,7 +81,8 @@ class Page:
     description: str
     examples: tuple[tuple[str, str], ...]
     see_also: str
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: tuple[str, ...] = ()
+    own_environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def program(self) -> str:
@@ -146,6 +150,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the page."""
         page = self.page
+        common = [(name, _VARIABLES[name]) for name in (*page.environment, "RDMACM_LOG")]
         sections = [
             ("NAME", [_wrapped(f"{page.program} - {page.summary}")]),
             ("SYNOPSIS", [_wrapped(self._synopsis())]),
@@ -153,7 +158,7 @@ class Parser(argparse.ArgumentParser):
             ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries((*page.environment, _LOG_VARIABLE))]),
+            ("ENVIRONMENT", [_entries([*page.own_environment, *common])]),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]

@@ -30,7 +30,7 @@ from rdmacm.tools.arguments import (
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
-from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write, write_json
+from rdmacm.tools.output import Page, Parser, write, write_json
 from rdmacm.tools.perf_plan import (
     ACCESS,
     BATCHES,
@@ -85,7 +85,7 @@ PAGE = Page(
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
     see_also="ib_send_bw(1), ib_send_lat(1), rdmacm rping, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"),
 )
 
 #: Seconds of polling without a completion after which an end sleeps: the peer may have gone.

@@ -21,17 +21,7 @@ from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
-from rdmacm.tools.output import (
-    CORE_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    ReportedError,
-    error_json,
-    write,
-    write_error,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
 from rdmacm.tools.serving import listening, serve
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -62,7 +52,7 @@ PAGE = Page(
         ("rdmacm rping -c -a storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
     ),
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE"),
 )
 
 #: A message of the protocol: address, rkey, size.

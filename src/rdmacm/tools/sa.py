@@ -26,7 +26,7 @@ from rdmacm.proto.sa.subnet import (
     service_name_bytes,
 )
 from rdmacm.tools.arguments import integer_between
-from rdmacm.tools.output import COLOR_VARIABLE, Page, Parser, labelled_lines, path_record_json, table, write, write_json
+from rdmacm.tools.output import Page, Parser, labelled_lines, path_record_json, table, write, write_json
 from rdmacm.tools.waiting import notice
 
 PAGE = Page(
@@ -62,10 +62,10 @@ PAGE = Page(
         ("rdmacm sa services demo.service --json | jq '.records[].service_gid'", "Print the GIDs that provide it."),
     ),
     see_also="rdmacm devices, rdma_resolve_route(3), saquery(8), opensm(8)",
-    environment=(
+    environment=("NO_COLOR",),
+    own_environment=(
         ("RDMACM_IB", "InfiniBand ports, separated by commas; the first is used without --port."),
         ("IBSIM_SOCKNAME", "The name of ibsim's sockets, for ports ibsim:NODE (default: sim)."),
-        COLOR_VARIABLE,
     ),
 )
 

@@ -34,7 +34,7 @@ from rdmacm.tools.exchange import (
     check_event,
     run_exchange,
 )
-from rdmacm.tools.output import CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser
+from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.serving import announce
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -66,7 +66,7 @@ PAGE = Page(
         ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE"),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}

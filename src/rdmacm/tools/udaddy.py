@@ -31,7 +31,7 @@ from rdmacm.tools.exchange import (
     check_event,
     run_exchange,
 )
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
+from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.serving import announce
 from rdmacm.tools.waiting import next_event
 from rdmacm.verbs.ah import AH
@@ -59,7 +59,7 @@ PAGE = Page(
         ("rdmacm udaddy -s storage-7 -C 100 -S 1024 --json", "Exchange 100 datagrams of 1 KiB and print a summary."),
     ),
     see_also="udaddy(1), rdmacm ucmatose",
-    environment=(PROVIDER_VARIABLE,),
+    environment=("RDMACM_PROVIDER",),
 )
 
 _PORT_SPACES = {"udp": PortSpace.UDP, "ipoib": PortSpace.IPOIB}
