@@ -17,6 +17,7 @@ from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import (
     add_address,
+    add_number,
     add_port,
     add_provider,
     add_resolution_timeout,
@@ -87,23 +88,11 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
     add_address(parser)
-    add(
-        "-c",
-        "--connections",
-        type=integer_between(1, _MAX_CONNECTIONS),
-        default=100,
-        metavar="N",
-        help="Number of connections; the server takes any number (default: %(default)s).",
-    )
+    what = "Number of connections; the server takes any number"
+    add_number(parser, ("-c", "--connections"), integer_between(1, _MAX_CONNECTIONS), 100, "N", what)
     add_port(parser, 7471)
-    add(
-        "-r",
-        "--retries",
-        type=integer_between(0, _MAX_RETRIES),
-        default=2,
-        metavar="N",
-        help="How often to repeat the resolution of an address or a route that times out (default: %(default)s).",
-    )
+    what = "How often to repeat the resolution of an address or a route that times out"
+    add_number(parser, ("-r", "--retries"), integer_between(0, _MAX_RETRIES), 2, "N", what)
     add_resolution_timeout(parser)
     add("--local", action="store_true", help="Start the server as a second process on this machine.")
     add("--serial", action="store_true", help="Set up one connection after the other (the default).")

@@ -20,7 +20,7 @@ from rdmacm.constants import AddressFamily, CmEventType, PortSpace, RaiFlag
 from rdmacm.diagnosis.explain import resolve
 from rdmacm.errors import CmRejectedError, RdmaError, cm_error
 from rdmacm.proto.constants import GRH_LENGTH
-from rdmacm.tools.arguments import integer_between
+from rdmacm.tools.arguments import add_number, integer_between
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.output import Parser, write, write_json
 from rdmacm.tools.serving import bind
@@ -71,19 +71,9 @@ def add_format(parser: Parser) -> None:
 
 def add_counts(parser: Parser, most: int, connections: str, messages: str, size: str) -> None:
     """Add ``-c``, up to ``most``, ``-C`` and ``-S``; the last arguments say what they are."""
-    for letter, name, limits, default, unit, what in (
-        ("-c", "--connections", (1, most), 1, "N", connections),
-        ("-C", "--messages", (0, _MAX_MESSAGES), 10, "N", messages),
-        ("-S", "--size", (0, _MAX_SIZE), 100, "BYTES", size),
-    ):
-        parser.add_argument(
-            letter,
-            name,
-            type=integer_between(*limits),
-            default=default,
-            metavar=unit,
-            help=f"{what} (default: %(default)s).",
-        )
+    add_number(parser, ("-c", "--connections"), integer_between(1, most), 1, "N", connections)
+    add_number(parser, ("-C", "--messages"), integer_between(0, _MAX_MESSAGES), 10, "N", messages)
+    add_number(parser, ("-S", "--size"), integer_between(0, _MAX_SIZE), 100, "BYTES", size)
 
 
 def say(args: argparse.Namespace, line: str) -> None:

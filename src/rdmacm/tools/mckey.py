@@ -21,7 +21,7 @@ from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import UdParam
-from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
+from rdmacm.tools.arguments import add_number, add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import TIMEOUT_MS, DatagramNode, add_counts, check_event, run_exchange, say
 from rdmacm.tools.output import Page, Parser
@@ -85,13 +85,8 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="Keep the messages from the receivers of this host. No software device can do that.",
     )
-    add(
-        "--pause",
-        type=seconds_between(0, 3600),
-        default=3.0,
-        metavar="SECONDS",
-        help="How long the sender waits after it has joined, while switches learn of it (default: %(default)s).",
-    )
+    what = "How long the sender waits after it has joined, while switches learn of it"
+    add_number(parser, ("--pause",), seconds_between(0, 3600), 3.0, "SECONDS", what)
     add("--json", action="store_true", help="Write one JSON object instead of the progress.")
     add_wait_limit(parser)
     add_provider(parser)

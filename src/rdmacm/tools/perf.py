@@ -20,6 +20,7 @@ from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import perf_unreliable
 from rdmacm.tools.arguments import (
     add_address,
+    add_number,
     add_port,
     add_provider,
     add_roles,
@@ -114,13 +115,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-a", "--all", action="store_true", help="Measure each power of two from 2 bytes to 8 MiB, for ud to the MTU."
     )
-    parser.add_argument(
-        "--depth",
-        type=integer_between(1, MAX_DEPTH),
-        default=64,
-        metavar="N",
-        help="Outstanding operations when measuring bandwidth; with -a at most 8 MiB (default: %(default)s).",
-    )
+    what = "Outstanding operations when measuring bandwidth; with -a at most 8 MiB"
+    add_number(parser, ("--depth",), integer_between(1, MAX_DEPTH), 64, "N", what)
     parser.add_argument(
         "-l",
         "--post-list",

@@ -18,7 +18,7 @@ from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
 from rdmacm.provider.connparam import ConnParam
-from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
+from rdmacm.tools.arguments import add_number, add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
 from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
@@ -76,22 +76,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("-a", "--address", metavar="ADDR", help="The server's address, to listen on or to connect to.")
     parser.add_argument("-I", "--source", metavar="ADDR", help="The client's local address.")
     add_port(parser, 7174)
-    parser.add_argument(
-        "-C",
-        "--count",
-        type=integer_between(0, _MOST),
-        default=0,
-        metavar="N",
-        help="Number of pings, 0 for no limit; client only (default: %(default)s).",
-    )
-    parser.add_argument(
-        "-S",
-        "--size",
-        type=integer_between(_SHORTEST, _LONGEST),
-        default=64,
-        metavar="BYTES",
-        help=f"Size of a ping in bytes, {_SHORTEST} to {_LONGEST}; client only (default: %(default)s).",
-    )
+    what = "Number of pings, 0 for no limit; client only"
+    add_number(parser, ("-C", "--count"), integer_between(0, _MOST), 0, "N", what)
+    what = f"Size of a ping in bytes, {_SHORTEST} to {_LONGEST}; client only"
+    add_number(parser, ("-S", "--size"), integer_between(_SHORTEST, _LONGEST), 64, "BYTES", what)
     parser.add_argument("-v", "--verbose", action="store_true", help="Show the data of each ping.")
     parser.add_argument("-V", "--validate", action="store_true", help="Check the data of each ping.")
     parser.add_argument("-P", "--persistent", action="store_true", help="Serve any number of clients.")
