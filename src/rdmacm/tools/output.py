@@ -355,15 +355,10 @@ def address_json(address: SockAddr | None) -> dict[str, object] | None:
             "flowinfo": known.flowinfo,
             "scope_id": known.scope_id,
         }
+    found: dict[str, object] = {"family": "inet", "host": known.host, "port": known.port}
     if known.family == AF_INET:
-        return {"family": "inet", "host": known.host, "port": known.port}
-    return {
-        "family": "inet6",
-        "host": known.host,
-        "port": known.port,
-        "flowinfo": known.flowinfo,
-        "scope_id": known.scope_id,
-    }
+        return found
+    return {**found, "family": "inet6", "flowinfo": known.flowinfo, "scope_id": known.scope_id}
 
 
 def error_json(error: RdmaError) -> dict[str, object]:
