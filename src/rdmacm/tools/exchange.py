@@ -8,18 +8,21 @@ from __future__ import annotations
 import argparse
 import errno
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.cmid import CmEvent, CmId, event_str
+from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.constants import AddressFamily, CmEventType, PortSpace, RaiFlag
 from rdmacm.diagnosis.explain import resolve
 from rdmacm.errors import CmRejectedError, RdmaError, cm_error
 from rdmacm.proto.constants import GRH_LENGTH
+from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_number, integer_between
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.output import Parser, write, write_json
@@ -88,38 +91,23 @@ def complete(args: argparse.Namespace, status: int) -> None:
     say(args, f"return status {status}")
 
 
-class _Counts(Protocol):
-    sent: int
-    received_bytes: int
+def run_exchange(args: argparse.Namespace, name: str, role: str, make_end: Callable[[argparse.Namespace], End]) -> int:
+    """Run an end of an exchange, between the first line of output of tool ``name`` and the last.
 
-
-E = TypeVar("E", bound=_Counts)
-
-
-def run_exchange(
-    args: argparse.Namespace,
-    name: str,
-    role: str,
-    endpoint: Callable[[], AbstractContextManager[E]],
-    work: Callable[[E], None],
-    facts: Callable[[E], dict[str, object]] = lambda _: {},
-) -> int:
-    """Call ``work`` with an end of an exchange, between the first line of output of tool ``name`` and the last.
-
-    With ``--json``, the object has ``facts`` of it before the seconds. Returns the exit status.
+    Returns the exit status.
     """
     say(args, f"{name}: starting {role}")
     began = time.perf_counter()
     try:
-        with endpoint() as end:
-            work(end)
+        with make_end(args) as end:
+            end.work()
     except RdmaError as error:
         complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
         raise
     complete(args, 0)
     if args.json:
         counts = {"connections": args.connections, "messages": args.messages, "size": args.size}
-        moved = {"sent": args.size * end.sent, "received": end.received_bytes, **facts(end)}
+        moved = {"sent": args.size * end.sent, "received": end.received_bytes, **end.facts()}
         write_json({"role": role, **counts, **moved, "seconds": round(time.perf_counter() - began, 6)})
     return 0
 
@@ -134,10 +122,10 @@ def check_event(args: argparse.Namespace, name: str, event: CmEvent, step: str, 
         raise cm_error(errno.ENODEV, "the device was removed", step, peer)
 
 
-# -- addresses ------------------------------------------------------------------------------------------
+# -- ends -----------------------------------------------------------------------------------------------
 
 
-class End:
+class End(AbstractContextManager["End"]):
     """The server or the client of a tool: its arguments, counters, and the addresses of both ends.
 
     Attributes:
@@ -156,6 +144,14 @@ class End:
         self.space = space
         self.sent = self.received = self.received_bytes = 0
         self.waits: PeerWait | None = None
+
+    @abstractmethod
+    def work(self) -> None:
+        """Connect, exchange the messages and disconnect."""
+
+    def facts(self) -> dict[str, object]:
+        """What the object of ``--json`` has before the seconds."""
+        return {}
 
     def say(self, line: str) -> None:
         """Write one line of the tool's output."""
@@ -249,6 +245,11 @@ class DatagramNode:
             self._region = cmid.reg_msgs(bytearray(GRH_LENGTH + self.size))
             qp.post_recv([RecvWR(RECV, [self._region.sge()])] * receives)
 
+    def send_to(self, param: UdParam) -> None:
+        """Send to the destination that an event has told."""
+        self.ah = AH(self.cmid.pd, param.ah_attr)
+        self.remote_qpn, self.remote_qkey = param.qp_num, param.qkey
+
     def post_messages(self, flags: SendFlag) -> None:
         """Post all messages, with the number of the queue pair as immediate data."""
         qp, region = self.cmid.qp, self._region
@@ -288,3 +289,20 @@ class DatagramNode:
             self._region.close()
         if self._cq is not None:
             self._cq.close()
+
+
+N = TypeVar("N", bound=DatagramNode)
+
+
+class DatagramEnd(End, Generic[N]):
+    """An end of a tool that exchanges datagrams: ``nodes`` by id, and the ``channel`` of the ids."""
+
+    def __init__(self, args: argparse.Namespace, space: PortSpace) -> None:
+        super().__init__(args, space)
+        self.nodes: dict[CmId, N] = {}
+        self.channel = EventChannel(args.provider)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for node in self.nodes.values():
+            node.close()
+        self.channel.close()
