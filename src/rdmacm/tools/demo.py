@@ -121,11 +121,8 @@ def _serve(cmid: CmId) -> None:
         return
     with ToolConnection(cmid, _CAP) as connection:
         memory, message, reply = bytearray(_SIZE + 8), bytearray(_MESSAGE), bytearray(_MESSAGE)
-        region, inbox, outbox = (
-            connection.register(memory, _ACCESS),
-            connection.register(message),
-            connection.register(reply),
-        )
+        region = connection.register(memory, _ACCESS)
+        inbox, outbox = connection.register(message), connection.register(reply)
         connection.qp.post_recv(RecvWR(_RECV, [inbox.sge()]))
         connection.accept(ConnParam(_ANSWER.pack(_MAGIC, region.rkey, region.addr, os.getpid())))
         with suppress(CmDisconnectedError):

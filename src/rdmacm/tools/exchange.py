@@ -112,16 +112,6 @@ def run_exchange(args: argparse.Namespace, name: str, role: str, make_end: Calla
     return 0
 
 
-def check_event(args: argparse.Namespace, name: str, event: CmEvent, step: str, peer: str | None) -> None:
-    """Raise the error of an event that tells of a failure."""
-    if event.type in FAILURES:
-        say(args, f"{name}: event: {event_str(event.type)}, error: {event.status}")
-        assert event.error is not None
-        raise event.error
-    if event.type is CmEventType.DEVICE_REMOVAL:
-        raise cm_error(errno.ENODEV, "the device was removed", step, peer)
-
-
 # -- ends -----------------------------------------------------------------------------------------------
 
 
@@ -132,14 +122,16 @@ class End(AbstractContextManager["End"]):
 
     - ``args``: the arguments.
     - ``messages``: number of messages in each direction of each connection.
+    - ``name``: the tool's name in its lines of output.
     - ``space``: the port space of the ids.
     - ``sent``: messages sent on all connections.
     - ``received``, ``received_bytes``: messages received on all connections, and their bytes.
     - ``waits``: the limits of waiting for the peer; None for the server, which waits without limit.
     """
 
-    def __init__(self, args: argparse.Namespace, space: PortSpace) -> None:
+    def __init__(self, args: argparse.Namespace, name: str, space: PortSpace) -> None:
         self.args = args
+        self.name = name
         self.messages: int = args.messages if args.size else 0
         self.space = space
         self.sent = self.received = self.received_bytes = 0
@@ -156,6 +148,15 @@ class End(AbstractContextManager["End"]):
     def say(self, line: str) -> None:
         """Write one line of the tool's output."""
         say(self.args, line)
+
+    def check_event(self, event: CmEvent, step: str, peer: str | None) -> None:
+        """Raise the error of an event that tells of a failure."""
+        if event.type in FAILURES:
+            self.say(f"{self.name}: event: {event_str(event.type)}, error: {event.status}")
+            assert event.error is not None
+            raise event.error
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            raise cm_error(errno.ENODEV, "the device was removed", step, peer)
 
     def own_address(self, port: int) -> SockAddr:
         """The address of ``-b``."""
@@ -297,8 +298,8 @@ N = TypeVar("N", bound=DatagramNode)
 class DatagramEnd(End, Generic[N]):
     """An end of a tool that exchanges datagrams: ``nodes`` by id, and the ``channel`` of the ids."""
 
-    def __init__(self, args: argparse.Namespace, space: PortSpace) -> None:
-        super().__init__(args, space)
+    def __init__(self, args: argparse.Namespace, name: str, space: PortSpace) -> None:
+        super().__init__(args, name, space)
         self.nodes: dict[CmId, N] = {}
         self.channel = EventChannel(args.provider)
 

@@ -22,7 +22,7 @@ from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_number, add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.exchange import TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, check_event, run_exchange
+from rdmacm.tools.exchange import TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, run_exchange
 from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.enums import SendFlag, WCStatus
@@ -160,7 +160,7 @@ class _Endpoint(DatagramEnd[_Node]):
         #: The group, and its MGID as text.
         self._group: SockAddr = SockAddrIB(args.gid) if args.gid is not None else _find(args, args.group, RaiFlag(0))
         self.dgid = ""
-        super().__init__(args, _SPACES[args.port_space])
+        super().__init__(args, "mckey", _SPACES[args.port_space])
         #: Number of nodes that have joined the group.
         self._joined = 0
         self.waits = PeerWait(format_address(self._group), args.timeout)
@@ -196,7 +196,7 @@ class _Endpoint(DatagramEnd[_Node]):
             self._move_data()
 
     def _advance(self, event: CmEvent) -> None:
-        check_event(self.args, "mckey", event, "join_multicast", self.waits.whom)
+        self.check_event(event, "join_multicast", self.waits.whom)
         if event.type is CmEventType.ADDR_RESOLVED:
             self._join(self.nodes[event.id])
         elif event.type is CmEventType.MULTICAST_JOIN:

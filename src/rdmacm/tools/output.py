@@ -151,11 +151,13 @@ class Parser(argparse.ArgumentParser):
         """Return the page."""
         page = self.page
         common = [(name, _VARIABLES[name]) for name in (*page.environment, "RDMACM_LOG")]
+        synopsis = [self.prog, "[OPTION]...", *self._operands, *(["[ARGUMENT]..."] if self._commands else [])]
+        operands_first = sorted(self._arguments, key=lambda action: bool(action.option_strings))
         sections = [
             ("NAME", [_wrapped(f"{page.program} - {page.summary}")]),
-            ("SYNOPSIS", [_wrapped(self._synopsis())]),
+            ("SYNOPSIS", [_wrapped(" ".join(synopsis))]),
             ("DESCRIPTION", [_paragraph(text) for text in textwrap.dedent(page.description).strip().split("\n\n")]),
-            ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
+            ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in operands_first]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
             ("ENVIRONMENT", [_entries([*page.own_environment, *common])]),
@@ -163,14 +165,6 @@ class Parser(argparse.ArgumentParser):
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
         return "\n\n".join(f"{bold(title)}\n" + "\n\n".join(parts) for title, parts in sections if parts) + "\n"
-
-    def _synopsis(self) -> str:
-        tail = ["[ARGUMENT]..."] if self._commands else []
-        return " ".join([self.prog, "[OPTION]...", *self._operands, *tail])
-
-    def _in_order(self) -> list[argparse.Action]:
-        """Operands first, then options."""
-        return sorted(self._arguments, key=lambda action: bool(action.option_strings))
 
 
 def _metavar(action: argparse.Action) -> str:

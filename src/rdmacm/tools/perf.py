@@ -395,10 +395,7 @@ def measure(
         waits = PeerWait(connection.peer, timeout)
         with _rejections(connection.peer):
             data = connection.connect(ConnParam(plan.pack(region.rkey, region.addr)), waits)
-        found = answer_of(data)
-        if found is None:
-            raise cm_error(errno.EPROTO, "the server is not 'rdmacm perf -s'", "connect", connection.peer)
-        requests = _Requests(plan, region, *found)
+        requests = _Requests(plan, region, *answer_of(data, connection.peer))
         intervals = Intervals(plan.interval, plan.size, show)
         measuring = _latency if plan.latency else _bandwidth
         return measuring(connection, waits, requests, progress, intervals)

@@ -69,6 +69,11 @@ PAGE = Page(
     ),
 )
 
+_NODE_TYPES: dict[int, str] = {
+    NodeInfoType.CHANNEL_ADAPTER: "CA",
+    NodeInfoType.SWITCH: "switch",
+    NodeInfoType.ROUTER: "router",
+}
 #: Bits of CapabilityMask and CapabilityMask2 in ClassPortInfo (InfiniBand Architecture 15.2.4).
 _CAPABILITIES = {9: "multicast", 10: "multipath"}
 _CAPABILITIES2 = {1: "QoS class", 12: "send-only full members"}
@@ -195,7 +200,7 @@ def _leave(args: argparse.Namespace, mgid: str) -> _Query:
 def _nodes(args: argparse.Namespace) -> _Query:
     columns: _Columns[NodeRecord] = {
         "LID": lambda node: str(node.lid),
-        "TYPE": lambda node: _node_type(node.node_type),
+        "TYPE": lambda node: _NODE_TYPES.get(node.node_type, str(node.node_type)),
         "PORT GUID": lambda node: f"{node.port_guid:016x}",
         "PORTS": lambda node: str(node.num_ports),
         "DESCRIPTION": lambda node: printable(node.description),
@@ -304,15 +309,6 @@ def _port_json(port: IbPort) -> dict[str, object]:
 
 def _lease_text(lease: int) -> str:
     return "for ever" if lease == LEASE_FOREVER else f"{lease} s"
-
-
-def _node_type(code: int) -> str:
-    try:
-        return {NodeInfoType.CHANNEL_ADAPTER: "CA", NodeInfoType.SWITCH: "switch", NodeInfoType.ROUTER: "router"}[
-            NodeInfoType(code)
-        ]
-    except ValueError:
-        return str(code)
 
 
 # -- operands -------------------------------------------------------------------------------------------------

@@ -23,16 +23,7 @@ from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure, connection_ended
-from rdmacm.tools.exchange import (
-    RECV,
-    SEND,
-    TIMEOUT_MS,
-    End,
-    add_counts,
-    add_format,
-    check_event,
-    run_exchange,
-)
+from rdmacm.tools.exchange import RECV, SEND, TIMEOUT_MS, End, add_counts, add_format, run_exchange
 from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.serving import announce
 from rdmacm.verbs.attr import QPCap
@@ -211,7 +202,7 @@ class _Endpoint(End):
     """The server or the client: an event channel, the connections, and one selector for events and completions."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, _PORT_SPACES[args.port_space])
+        super().__init__(args, "cmatose", _PORT_SPACES[args.port_space])
         self.connections: dict[CmId, _Exchange] = {}
         #: Number of connections that have been established, and that have ended.
         self.established = self.ended = 0
@@ -277,7 +268,7 @@ class _Endpoint(End):
 
     def _take_event(self, event: CmEvent) -> bool:
         """Process an event; return False when its id is to be destroyed."""
-        check_event(self.args, "cmatose", event, "transfer", event.id.peer_addr_text)
+        self.check_event(event, "transfer", event.id.peer_addr_text)
         if event.type is CmEventType.ESTABLISHED:
             self.established += 1
         elif event.type is CmEventType.DISCONNECTED:

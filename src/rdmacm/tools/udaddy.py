@@ -21,16 +21,7 @@ from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.arguments import add_address, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.exchange import (
-    SEND,
-    TIMEOUT_MS,
-    DatagramEnd,
-    DatagramNode,
-    add_counts,
-    add_format,
-    check_event,
-    run_exchange,
-)
+from rdmacm.tools.exchange import SEND, TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, add_format, run_exchange
 from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.serving import announce
 from rdmacm.tools.waiting import next_event
@@ -157,7 +148,9 @@ class _Endpoint(DatagramEnd[_Node]):
     """What the server and the client have in common."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, PortSpace(_NUMBERS[args.number]) if args.number else _PORT_SPACES[args.port_space])
+        super().__init__(
+            args, "udaddy", PortSpace(_NUMBERS[args.number]) if args.number else _PORT_SPACES[args.port_space]
+        )
         #: Number of nodes whose peer is known, or that were accepted.
         self.connected = 0
 
@@ -173,7 +166,7 @@ class _Endpoint(DatagramEnd[_Node]):
             else:
                 event = self.waits.until(partial(next_event, self.channel))
             with event:
-                check_event(self.args, "udaddy", event, "connect", event.id.peer_addr_text)
+                self.check_event(event, "connect", event.id.peer_addr_text)
                 self.advance(event)
 
     def await_messages(self) -> None:
