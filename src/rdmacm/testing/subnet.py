@@ -172,8 +172,7 @@ class MemoryPort(MadTransport):
                     part.close()
             self._epoll = self._timer = self._wake = None
 
-    def abandon(self) -> None:
-        self.close()
+    abandon = close
 
     def _arrive(self, source: MadAddress, mad: bytes) -> None:
         """Queue a datagram from the subnet. The caller holds the subnet's lock."""

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     """List the devices."""
     found, reason = _found(args.provider), choose(args.provider).reason
     if args.json:
-        write_json([device_json(device) | {"unused": _unused(device, reason)} for device in found])
+        unused = {"kernel": reason or None}  # why auto leaves the kernel's devices unused
+        write_json([device_json(device) | {"unused": unused.get(device.provider)} for device in found])
     elif not found:
         write("no devices\n")
     else:
@@ -86,11 +87,6 @@ def _found(provider: str | None) -> list[Device]:
             write_error(f"without the kernel's devices: {error}")
         of_kernel = []
     return [*of_kernel, *devices("soft")]
-
-
-def _unused(device: Device, reason: str) -> str | None:
-    """Why ``auto`` leaves a device of the kernel unused."""
-    return reason or None if device.provider == "kernel" else None
 
 
 def _text(found: Sequence[Device], reason: str) -> str:

@@ -129,11 +129,6 @@ class _Node(DatagramNode):
         self._endpoint.say(f"mckey: joined dgid: {attr.gr.dgid} mlid 0x{attr.dlid:x} sl {attr.sl}")
         self.send_to(param)
 
-    def send(self) -> None:
-        """Post all messages."""
-        self.post_messages(SendFlag(0))
-        self._endpoint.sent += self.count
-
     def receive(self) -> None:
         """Wait until all receives are complete."""
         endpoint, cq = self._endpoint, self.cq
@@ -214,7 +209,8 @@ class _Endpoint(DatagramEnd[_Node]):
             time.sleep(self.args.pause)
             self.say("initiating data transfers")
             for node in self.nodes.values():
-                node.send()
+                node.post_messages(SendFlag(0))
+                self.sent += self.messages
         else:
             self.say("receiving data transfers")
             for node in self.nodes.values():

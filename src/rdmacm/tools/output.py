@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from rdmacm.address import SockAddr, SockAddrIB, parse_address
 from rdmacm.errors import RdmaError, cm_error, printable
-from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.proto.sa import PathRecord
 
 PROGRAM = "rdmacm"
 
@@ -371,8 +371,3 @@ def path_record_json(path: PathRecord) -> dict[str, object]:
     """Return the fields of a path record as JSON data, by their names; GIDs are text."""
     values = {field.name: getattr(path, field.name) for field in fields(path)}
     return {**values, "dgid": str(path.dgid), "sgid": str(path.sgid)}
-
-
-def path_data_json(data: PathData) -> dict[str, object]:
-    """Return a path record with its ``flags`` as JSON data."""
-    return {"flags": int(data.flags), **path_record_json(data.path)}

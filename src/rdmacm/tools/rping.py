@@ -187,32 +187,28 @@ def _client(args: argparse.Namespace) -> int:
                 if args.verbose and not args.json:
                     write(f"ping data: {_shown(sink)}\n")
         except RdmaError as error:
-            if args.json:
-                _summary(args, connection, times, time.perf_counter() - began, error)
+            _summary(args, connection, times, began, error)
             raise ReportedError(error) from None
         except KeyboardInterrupt:
-            if args.json:
-                _summary(args, connection, times, time.perf_counter() - began)
+            _summary(args, connection, times, began)
             raise
-        if args.json:
-            _summary(args, connection, times, time.perf_counter() - began)
+        _summary(args, connection, times, began)
     return 0
 
 
 def _summary(
-    args: argparse.Namespace,
-    connection: ToolConnection,
-    times: Samples,
-    seconds: float,
-    error: RdmaError | None = None,
+    args: argparse.Namespace, connection: ToolConnection, times: Samples, began: float, error: RdmaError | None = None
 ) -> None:
+    """With ``--json``, write the object of a client that began at a time of time.perf_counter()."""
+    if not args.json:
+        return
     write_json(
         {
             "peer": connection.peer,
             "size": args.size,
             "pings": times.count,
             "bytes": 2 * args.size * times.count,
-            "seconds": round(seconds, 6),
+            "seconds": round(time.perf_counter() - began, 6),
             "validated": args.validate,
             "round_trip_us": times.microseconds(),
             **({} if error is None else {"error": error_json(error)}),

@@ -133,15 +133,12 @@ class _Node(DatagramNode):
         endpoint.received += 1
         endpoint.received_bytes += wc.byte_len - GRH_LENGTH
         if self.ah is None:
-            self._find_sender(wc)
-
-    def _find_sender(self, wc: WC) -> None:
-        """The replies go to the sender of the first message, with the Q_Key of the queue pair that received it."""
-        qp = self.cmid.qp
-        assert qp is not None
-        self.ah = AH(self.cmid.pd, wc=wc, grh=self.inbox.buf, port_num=self.cmid.port_num)
-        self.remote_qpn = wc.src_qp if wc.imm_data is None else wc.imm_data
-        self.remote_qkey = qp.query()[0].qkey
+            # The replies go to the sender of the first message, with the Q_Key of the queue pair that received it.
+            qp = self.cmid.qp
+            assert qp is not None
+            self.ah = AH(self.cmid.pd, wc=wc, grh=self.inbox.buf, port_num=self.cmid.port_num)
+            self.remote_qpn = wc.src_qp if wc.imm_data is None else wc.imm_data
+            self.remote_qkey = qp.query()[0].qkey
 
 
 class _Endpoint(DatagramEnd[_Node]):
