@@ -149,9 +149,10 @@ class SaAccess:
 
         UnicodeEncodeError for a name that has no encoding.
         """
+        subject = None
         if name is not None:
-            fields["service_name"] = service_name_bytes(name)
-        return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, _quoted(name), **fields))
+            fields["service_name"], subject = service_name_bytes(name), repr(name)
+        return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, subject, **fields))
 
     def register(
         self, service_id: int, name: str | bytes | None = None, *, lease: int = LEASE_FOREVER, **fields: Any
@@ -190,7 +191,8 @@ class SaAccess:
 
     def _identity(self, service_id: int) -> dict[str, Any]:
         # Without a P_Key, OpenSM stores one that no query can match.
-        return {"service_id": service_id, "service_gid": self.port.gids[0], "service_pkey": self._pkey()}
+        pkey = next(iter(self.port.pkeys), DEFAULT_PKEY)
+        return {"service_id": service_id, "service_gid": self.port.gids[0], "service_pkey": pkey}
 
     def _member(self, method: int, mgid: Gid, state: int, fields: dict[str, Any]) -> MCMemberRecord:
         wanted = {"mgid": mgid, "port_gid": self.port.gids[0], "join_state": int(state), **fields}
@@ -211,7 +213,13 @@ class SaAccess:
         if not self.port.sm_lid:
             self._port = None
             if not self.port.sm_lid:
-                raise self._no_manager()
+                raise cm_error(
+                    errno.ENETUNREACH,
+                    "no subnet manager has configured this port",
+                    "sa_query",
+                    self.transport.name,
+                    "checking that its link is up, and that a subnet manager runs",
+                )
         now = time.monotonic()
         number = self._client.query(
             method, attribute, mask, data, self.port.sa_address, now, timeout=self.timeout, tries=self.tries
@@ -264,22 +272,10 @@ class SaAccess:
     def _wait(self, milliseconds: float) -> list[tuple[int, int]]:
         return self._poll.poll(milliseconds)
 
-    def _pkey(self) -> int:
-        return next(iter(self.port.pkeys), DEFAULT_PKEY)
-
     # -- errors -----------------------------------------------------------------------------------------------
 
     def _error(self, query: SaQuery[Any], number: int, text: str, hint: str | None) -> RdmaError:
         return cm_error(number, text, query.step, query.subject, hint)
-
-    def _no_manager(self) -> RdmaError:
-        return cm_error(
-            errno.ENETUNREACH,
-            "no subnet manager has configured this port",
-            "sa_query",
-            self.transport.name,
-            "checking that its link is up, and that a subnet manager runs",
-        )
 
     def _no_response(self, query: SaQuery[Any], response: SaResponse) -> RdmaError:
         # Read the port again: the subnet manager may have moved.
@@ -301,7 +297,3 @@ _METHOD_WORDS: dict[int, str] = {
     SaMethod.SET: "set",
     SaMethod.DELETE: "delete",
 }
-
-
-def _quoted(name: str | bytes | None) -> str | None:
-    return None if name is None else repr(name)

@@ -335,7 +335,8 @@ class IbsimTransport:
         control = self._control
         if control is None:
             raise self._error(errno.ENOTCONN, "the port is not open", None)
-        self._drop_late_replies(control)
+        control.setblocking(False)
+        _drain(control)  # the replies to requests that were given up
         control.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             control.send(_CONTROL.pack(_MAGIC, self._client, kind, len(data), data))
@@ -354,16 +355,6 @@ class IbsimTransport:
             if magic == _MAGIC and reply_kind == 0:
                 raise _RefusedError
 
-    @staticmethod
-    def _drop_late_replies(control: socket.socket) -> None:
-        """Drop the replies to requests that were given up."""
-        control.setblocking(False)
-        for _ in range(_BATCH):
-            try:
-                control.recv(_CONTROL.size)
-            except OSError:
-                return
-
     def _await_reply(self, control: socket.socket, deadline: float) -> None:
         """Wait until the control socket is readable; ETIMEDOUT at ``deadline`` (seconds of time.monotonic())."""
         poll = select.poll()
@@ -371,18 +362,9 @@ class IbsimTransport:
         while not poll.poll(1000 * max(0.0, min(_BLOCKED_AFTER, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise self._no_reply()
-            self._make_room()
-
-    def _make_room(self) -> None:
-        """Drop MADs that were not read, because ibsim may be blocked on the full queue."""
-        if self._datagrams is None:
-            return
-        for _ in range(_BATCH):
-            try:
-                self._datagrams.recv(_PACKET.size, socket.MSG_DONTWAIT)
-            except OSError:
-                return
-            self.dropped["not read"] += 1
+            # ibsim may be blocked on the full queue of MADs that were not read.
+            if self._datagrams is not None and (count := _drain(self._datagrams)):
+                self.dropped["not read"] += count
 
     # -- errors -----------------------------------------------------------------------------------------------
 
@@ -400,6 +382,16 @@ class IbsimTransport:
         return self._error(
             errno.ETIMEDOUT, f"ibsim does not reply within {_CONTROL_TIMEOUT:g} s", "checking that it is not stopped"
         )
+
+
+def _drain(one: socket.socket) -> int:
+    """Drop what has arrived at a socket, up to 64 datagrams; returns their number."""
+    for count in range(_BATCH):
+        try:
+            one.recv(_PACKET.size, socket.MSG_DONTWAIT)
+        except OSError:
+            return count
+    return _BATCH
 
 
 def _state(code: int) -> PortState:

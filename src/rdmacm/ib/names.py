@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING
 
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import cm_error
 
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
@@ -39,7 +39,13 @@ def transport_of(name: str) -> MadTransport:
             from rdmacm.ib.umad import UmadTransport
 
             return UmadTransport(device, int(port or 1))
-    raise _invalid_name(name)
+    raise cm_error(
+        errno.EINVAL,
+        "not the name of an InfiniBand port",
+        "open_device",
+        repr(name),
+        f"a name such as umad:mlx5_0/1 or ibsim:HostA; {ENVIRONMENT_VARIABLE} takes several, separated by commas",
+    )
 
 
 def port_names_in(environ: Mapping[str, str]) -> list[str]:
@@ -54,13 +60,3 @@ def port_names_in(environ: Mapping[str, str]) -> list[str]:
 def _is_device(name: str) -> bool:
     # The name becomes part of a file name in sysfs.
     return bool(name) and not name.startswith(".") and set(name) <= _DEVICE_LETTERS
-
-
-def _invalid_name(name: str) -> RdmaError:
-    return cm_error(
-        errno.EINVAL,
-        "not the name of an InfiniBand port",
-        "open_device",
-        repr(name),
-        f"a name such as umad:mlx5_0/1 or ibsim:HostA; {ENVIRONMENT_VARIABLE} takes several, separated by commas",
-    )

@@ -120,13 +120,10 @@ class SaSession:
         if like is not None:
             fields |= set_fields(like)
         mask, record = query_for(PathRecord, **fields)
-
-        def no_path() -> Failure:
-            message = f"{describe_sa(port)} knows no path to {destination.addr}"
-            return Failure(errno.EINVAL, "path", message, "checking that it is up ('rdmacm sa nodes')")
-
+        message = f"{describe_sa(port)} knows no path to {destination.addr}"
+        no_path = Failure(errno.EINVAL, "path", message, "checking that it is up ('rdmacm sa nodes')")
         method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
-        return self._query_records(port, method, mask, record, timeout, "path", no_path, done)
+        return self._query_records(port, method, mask, record, timeout, no_path, done)
 
     def query_services(self, port: IbPort, service: str, done: RecordsCallback[ServiceRecord]) -> int:
         """Query services by name, or by service id if ``service`` is a number in C's notation.
@@ -143,23 +140,16 @@ class SaSession:
             mask, record = query_for(ServiceRecord, service_name=name[:63])
         else:
             mask, record = query_for(ServiceRecord, service_id=number)
-
-        def no_service() -> Failure:
-            hint = "'rdmacm sa services' for the registered ones"
-            return Failure(errno.ENODATA, "service", f"no service {service!r} is registered", hint)
-
-        method, timeout = SaMethod.GET_TABLE, _SERVICE_TIMEOUT
-        return self._query_records(port, method, mask, record, timeout, "service", no_service, done)
+        hint = "'rdmacm sa services' for the registered ones"
+        no_service = Failure(errno.ENODATA, "service", f"no service {service!r} is registered", hint)
+        return self._query_records(port, SaMethod.GET_TABLE, mask, record, _SERVICE_TIMEOUT, no_service, done)
 
     def query_group(self, port: IbPort, mgid: Gid, timeout: float, done: RecordsCallback[MCMemberRecord]) -> int:
         """Query a multicast group, also one of other hosts. Raises what :meth:`query` raises."""
         mask, record = query_for(MCMemberRecord, mgid=mgid)
-
-        def no_group() -> Failure:
-            hint = "checking the partition of the interface"
-            return Failure(errno.ENODATA, "group", f"{describe_sa(port)} knows no group {mgid}", hint)
-
-        return self._query_records(port, SaMethod.GET_TABLE, mask, record, timeout, "group", no_group, done)
+        hint = "checking the partition of the interface"
+        no_group = Failure(errno.ENODATA, "group", f"{describe_sa(port)} knows no group {mgid}", hint)
+        return self._query_records(port, SaMethod.GET_TABLE, mask, record, timeout, no_group, done)
 
     def change_member(
         self,
@@ -171,11 +161,8 @@ class SaSession:
     ) -> int:
         """Join a multicast group (SET), or leave one (DELETE). Raises what :meth:`query` raises."""
         mask, record = query_for(MCMemberRecord, **fields)
-
-        def no_member() -> Failure:
-            return Failure(errno.EINVAL, "group", f"{describe_sa(port)} knows no such group or member")
-
-        return self._query_records(port, method, mask, record, timeout, "group", no_member, done)
+        no_member = Failure(errno.EINVAL, "group", f"{describe_sa(port)} knows no such group or member")
+        return self._query_records(port, method, mask, record, timeout, no_member, done)
 
     def query_capabilities(self, port: IbPort, timeout: float, done: Callable[[int, Failure | None], None]) -> int:
         """Query the capability mask 2 of the administrator (ClassPortInfo). Raises what :meth:`query` raises."""
@@ -196,18 +183,15 @@ class SaSession:
         mask: int,
         record: R,
         timeout: float,
-        step: str,
-        nothing_found: Callable[[], Failure],
+        nothing_found: Failure,
         done: RecordsCallback[R],
     ) -> int:
-        """Query records like ``record``. Where none is found, the failure is that of ``nothing_found``."""
+        """Query records like ``record``. Where none is found, the failure is ``nothing_found``."""
 
         def finished(response: SaResponse) -> None:
-            failure = _failure(response, port, step)
+            failure = _failure(response, port, nothing_found.step)
             found = _unpacked(type(record), response)
-            if failure is None and not found:
-                failure = nothing_found()
-            done(found, failure)
+            done(found, failure or (None if found else nothing_found))
 
         return self.query(port, method, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
 

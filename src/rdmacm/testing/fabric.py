@@ -164,15 +164,13 @@ class Fabric:
         attached subnets (:meth:`attach`). Raises ValueError for a name or an address in use, and for a port of a subnet
         that is not attached.
         """
-        before = self.hosts.get(name)
-        if before is not None and before.alive:
-            raise ValueError(f"host {name} already exists")
+        incarnation = self._next_incarnation(name)
         if self._hosts_made >= _MAX_HOSTS:
             raise ValueError(f"a fabric cannot have more than {_MAX_HOSTS} hosts")
         if any(port.subnet not in self._subnets for port in infiniband):
             raise ValueError("the subnet of an InfiniBand port is not attached to the fabric")
         self._hosts_made += 1
-        host = Host(self, name, self._hosts_made, before.incarnation + 1 if before else 1, addresses, infiniband)
+        host = Host(self, name, self._hosts_made, incarnation, addresses, infiniband)
         for other in self.hosts.values():
             if other.alive and (taken := set(other.addresses) & set(host.addresses)):
                 raise ValueError(f"{', '.join(sorted(taken))} is an address of host {other.name}")
@@ -187,16 +185,21 @@ class Fabric:
         copy: a change concerns one process. Raises ValueError for an unknown host, one that is down, and a name in
         use; EUSERS if the host's processes own all 4,095 slots.
         """
-        first, before = self._host(host), self.hosts.get(name)
+        first = self._host(host)
         if not first.alive:
             raise ValueError(f"host {host} is down")
-        if before is not None and before.alive:
-            raise ValueError(f"host {name} already exists")
-        process = Host(
-            self, name, first.number, before.incarnation + 1 if before else 1, first.addresses, beside=first.processes
-        )
+        incarnation = self._next_incarnation(name)
+        process = Host(self, name, first.number, incarnation, first.addresses, beside=first.processes)
         self.hosts[name] = process
         return process
+
+    def _next_incarnation(self, name: str) -> int:
+        before = self.hosts.get(name)
+        if before is None:
+            return 1
+        if before.alive:
+            raise ValueError(f"host {name} already exists")
+        return before.incarnation + 1
 
     def attach(self, subnet: MemorySubnet) -> None:
         """Let the fabric's runs drive an InfiniBand subnet too; raises ValueError unless both use the same clock."""
@@ -371,18 +374,10 @@ class Fabric:
 
     def _next_deadline(self) -> float | None:
         """The time of the next arrival or timer, in seconds; None without any."""
-        earliest = self._in_flight[0][0] if self._in_flight else None
-        if self._calls and (earliest is None or self._calls[0][0] < earliest):
-            earliest = self._calls[0][0]
-        for subnet in self._subnets:
-            deadline = subnet.next_deadline()
-            if deadline is not None and (earliest is None or deadline < earliest):
-                earliest = deadline
-        for host in self.hosts.values():
-            deadline = host.provider.runtime.next_deadline() if host.runs else None
-            if deadline is not None and (earliest is None or deadline < earliest):
-                earliest = deadline
-        return earliest
+        deadlines: list[float | None] = [heap[0][0] for heap in (self._in_flight, self._calls) if heap]
+        deadlines += [subnet.next_deadline() for subnet in self._subnets]
+        deadlines += [host.provider.runtime.next_deadline() for host in self.hosts.values() if host.runs]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _pending_text(self) -> str:
         """Packets in flight and hosts with timers, for error messages."""

@@ -168,8 +168,7 @@ class FabricWire(Wire):
         self._listening.clear()
         self._groups.clear()
 
-    def abandon(self) -> None:
-        self.close()
+    abandon = close
 
     def filenos(self) -> Sequence[int]:
         """Return no descriptors: waiting means advancing virtual time; see :class:`SimRuntime`."""

@@ -63,6 +63,8 @@ _REQUIRED_TO_CREATE = (
     | MemberMask.JOIN_STATE
 )
 _REQUIRED_TO_JOIN = MemberMask.MGID | MemberMask.PORT_GID | MemberMask.JOIN_STATE
+#: The fields that the path to a multicast group has from the group.
+_FIELDS_OF_GROUP = ("flow_label", "hop_limit", "traffic_class", "pkey", "sl", "mtu", "rate", "packet_life_time")
 _IDENTIFIES_SERVICE = ServiceMask.SERVICE_ID | ServiceMask.SERVICE_GID
 
 
@@ -172,11 +174,7 @@ class SubnetAdministrator:
         broadcast = MCMemberRecord(BROADCAST, q_key=_BROADCAST_Q_KEY, pkey=0xFFFF, packet_life_time=_LIFETIME, scope=2)
         self.add_group(broadcast)
         #: The function that answers a request, by attribute id and method.
-        self._handlers = self._handlers_by_attribute()
-
-    def _handlers_by_attribute(self) -> dict[int, dict[int, Callable[[MadAddress, SaMad], Answer]]]:
-        """The function that answers a request, by attribute id and method."""
-        return {
+        self._handlers: dict[int, dict[int, Callable[[MadAddress, SaMad], Answer]]] = {
             Attribute.CLASS_PORT_INFO: {SaMethod.GET: lambda _, __: (0, [self.class_port_info.pack()])},
             Attribute.PATH_RECORD: dict.fromkeys((SaMethod.GET, SaMethod.GET_TABLE), self._get_paths),
             Attribute.NODE_RECORD: dict.fromkeys((SaMethod.GET, SaMethod.GET_TABLE), self._get_nodes),
@@ -445,21 +443,8 @@ class SubnetAdministrator:
         group = self._groups.get(query.dgid)
         if group is None or (sources is not None and not any(set(port.gids) & set(group.members) for port in sources)):
             return 0, []
-        member = group.record
-        path = PathRecord(
-            query.dgid,
-            query.sgid,
-            dlid=member.mlid,
-            flow_label=member.flow_label,
-            hop_limit=member.hop_limit,
-            traffic_class=member.traffic_class,
-            reversible=False,
-            pkey=member.pkey,
-            sl=member.sl,
-            mtu=member.mtu,
-            rate=member.rate,
-            packet_life_time=member.packet_life_time,
-        )
+        of_group: dict[str, Any] = {name: getattr(group.record, name) for name in _FIELDS_OF_GROUP}
+        path = PathRecord(query.dgid, query.sgid, dlid=group.record.mlid, reversible=False, **of_group)
         return 0, [path.pack()]
 
     # -- nodes ------------------------------------------------------------------------------------------------

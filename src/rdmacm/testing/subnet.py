@@ -172,8 +172,7 @@ class MemoryPort(MadTransport):
                     part.close()
             self._epoll = self._timer = self._wake = None
 
-    def abandon(self) -> None:
-        self.close()
+    abandon = close
 
     def _arrive(self, source: MadAddress, mad: bytes) -> None:
         """Queue a datagram from the subnet. The caller holds the subnet's lock."""
@@ -187,11 +186,6 @@ class MemoryPort(MadTransport):
             self._inbox.append((source, mad))
             if self._wake is not None:
                 self._wake.set()
-
-    def _rearm(self, deadline: float | None, now: float) -> None:
-        """Wake the port's reader at ``deadline`` (seconds, or None). The caller holds the subnet's lock."""
-        if self._timer is not None:
-            self._timer.set(deadline, now)
 
     def __repr__(self) -> str:
         return f"<MemoryPort {self.name}>"
@@ -359,7 +353,8 @@ class MemorySubnet:
                 self.sa.timer(at)
                 self._send_answers(at)
             for port in self.ports.values():
-                port._rearm(at, now)
+                if port._timer is not None:
+                    port._timer.set(at, now)
 
     def _send_answers(self, now: float) -> None:
         """Schedule the arrival of the administrator's datagrams."""
@@ -385,19 +380,18 @@ class MemorySubnet:
         if destination is None:
             transport.dropped["undeliverable"] += 1
             return
-        has_grh = address.gid is not None
-        source = MadAddress(
-            attributes.lid,
-            sl=address.sl,
-            pkey_index=self._pkey_index(destination, attributes.pkeys[address.pkey_index]),
-            gid=attributes.gids[min(address.gid_index, len(attributes.gids) - 1)] if has_grh else None,
-            flow_label=address.flow_label if has_grh else 0,
-            traffic_class=address.traffic_class if has_grh else 0,
-            hop_limit=address.hop_limit if has_grh else 0,
-        )
-        if source.pkey_index < 0:
+        pkey_index = self._pkey_index(destination, attributes.pkeys[address.pkey_index])
+        if pkey_index < 0:
             transport.dropped["undeliverable"] += 1
             return
+        source = MadAddress(attributes.lid, sl=address.sl, pkey_index=pkey_index)
+        if address.gid is not None:
+            source = source._replace(
+                gid=attributes.gids[min(address.gid_index, len(attributes.gids) - 1)],
+                flow_label=address.flow_label,
+                traffic_class=address.traffic_class,
+                hop_limit=address.hop_limit,
+            )
         self._schedule(transport.name, destination, source, data, self.clock())
 
     def _drop_reason(

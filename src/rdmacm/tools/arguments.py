@@ -34,6 +34,13 @@ def seconds_between(least: float, most: float) -> Callable[[str], float]:
     return parse
 
 
+def add_number(
+    parser: Parser, names: tuple[str, ...], parse: Callable[[str], float], default: float, metavar: str, what: str
+) -> None:
+    """Add an option with a number as its value. Its help is ``what`` and the default."""
+    parser.add_argument(*names, type=parse, default=default, metavar=metavar, help=f"{what} (default: %(default)s).")
+
+
 def add_roles(parser: Parser, *, host: bool) -> None:
     """Add ``-s`` and ``-c``. With ``host``, ``-c`` takes the server's address as its value."""
     parser.add_argument("-s", "--server", action="store_true", help="Run as the server: wait for clients.")
@@ -50,14 +57,8 @@ def add_address(parser: Parser) -> None:
 
 def add_port(parser: Parser, default: int) -> None:
     """Add ``-p``."""
-    parser.add_argument(
-        "-p",
-        "--port",
-        type=integer_between(0, 65535),
-        default=default,
-        metavar="PORT",
-        help="The server's port; the server takes 0 for any free port (default: %(default)s).",
-    )
+    what = "The server's port; the server takes 0 for any free port"
+    add_number(parser, ("-p", "--port"), integer_between(0, 65535), default, "PORT", what)
 
 
 def add_provider(parser: Parser) -> None:
@@ -78,23 +79,12 @@ def named_hosts(args: argparse.Namespace) -> list[str]:
 
 def add_resolution_timeout(parser: Parser) -> None:
     """Add ``-t``, the time that a neighbour may take to answer."""
-    parser.add_argument(
-        "-t",
-        "--timeout-ms",
-        type=integer_between(1, (1 << 31) - 1, "number of milliseconds"),
-        default=2000,
-        metavar="MS",
-        help="How long the next hop may take to answer, in milliseconds (default: %(default)s).",
-    )
+    parse = integer_between(1, (1 << 31) - 1, "number of milliseconds")
+    what = "How long the next hop may take to answer, in milliseconds"
+    add_number(parser, ("-t", "--timeout-ms"), parse, 2000, "MS", what)
 
 
 def add_wait_limit(parser: Parser) -> None:
     """Add ``--timeout``, the time that a client waits for its peer."""
-    parser.add_argument(
-        "--timeout",
-        type=seconds_between(0.1, 1e6),
-        default=10,
-        metavar="SECONDS",
-        help="How long to wait for an answer of the peer, in seconds; servers wait without limit (default: "
-        "%(default)s).",
-    )
+    what = "How long to wait for an answer of the peer, in seconds; servers wait without limit"
+    add_number(parser, ("--timeout",), seconds_between(0.1, 1e6), 10, "SECONDS", what)

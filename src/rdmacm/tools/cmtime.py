@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from rdmacm.address import SockAddr, format_address
@@ -17,6 +18,7 @@ from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import (
     add_address,
+    add_number,
     add_port,
     add_provider,
     add_resolution_timeout,
@@ -26,7 +28,7 @@ from rdmacm.tools.arguments import (
 from rdmacm.tools.connection import find_server
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
-from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, bold, write, write_json
+from rdmacm.tools.output import Page, Parser, bold, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, bind, own_host
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.attr import QPCap
@@ -63,7 +65,7 @@ PAGE = Page(
         ("rdmacm cmtime -s storage-7 --json", "Time a hundred connections to another host."),
     ),
     see_also="cmtime(1), rdmacm rping, rdmacm perf",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"),
 )
 
 #: Maximum number of connections that wait for an event at a time.
@@ -87,23 +89,11 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
     add_address(parser)
-    add(
-        "-c",
-        "--connections",
-        type=integer_between(1, _MAX_CONNECTIONS),
-        default=100,
-        metavar="N",
-        help="Number of connections; the server takes any number (default: %(default)s).",
-    )
+    what = "Number of connections; the server takes any number"
+    add_number(parser, ("-c", "--connections"), integer_between(1, _MAX_CONNECTIONS), 100, "N", what)
     add_port(parser, 7471)
-    add(
-        "-r",
-        "--retries",
-        type=integer_between(0, _MAX_RETRIES),
-        default=2,
-        metavar="N",
-        help="How often to repeat the resolution of an address or a route that times out (default: %(default)s).",
-    )
+    what = "How often to repeat the resolution of an address or a route that times out"
+    add_number(parser, ("-r", "--retries"), integer_between(0, _MAX_RETRIES), 2, "N", what)
     add_resolution_timeout(parser)
     add("--local", action="store_true", help="Start the server as a second process on this machine.")
     add("--serial", action="store_true", help="Set up one connection after the other (the default).")
@@ -185,14 +175,12 @@ def _accept(cmid: CmId, queues: dict[str, CQ], number_open: int) -> bool:
 # -- the client ----------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, slots=True)
 class _TimedConnection:
     """One connection of the client."""
 
-    __slots__ = ("cmid", "qp")
-
-    def __init__(self, channel: EventChannel) -> None:
-        self.cmid = CmId(channel)
-        self.qp: QP | None = None
+    cmid: CmId
+    qp: QP | None = None
 
 
 class _StepTimer:
@@ -223,7 +211,7 @@ class _StepTimer:
             with self._timed("create id"):
                 at = time.perf_counter()
                 for _ in range(count):
-                    batch.append(_TimedConnection(self.channel))
+                    batch.append(_TimedConnection(CmId(self.channel)))
                     before, at = at, time.perf_counter()
                     self.steps["create id"].add(at - before)
             if source is not None:

@@ -6,11 +6,11 @@ The peer may run any program: the tool checks what it receives, and every failur
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
@@ -34,7 +34,7 @@ PORT_SPACES = {QPType.RC: PortSpace.TCP, QPType.UC: PortSpace.IB, QPType.UD: Por
 DISCONNECT_TIMEOUT = 2.0
 
 
-class ToolConnection:
+class ToolConnection(AbstractContextManager["ToolConnection"]):
     """A connection of a tool; of a datagram id, the queue pair that it has found.
 
     The connection owns ``cmid``, which is bound to a device, and destroys it. ``cap`` has the sizes of the queues. With
@@ -171,9 +171,6 @@ class ToolConnection:
                 channel.get_event(DISCONNECT_TIMEOUT).ack()
             finally:
                 self.cmid.migrate(None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()

@@ -19,17 +19,7 @@ from rdmacm.tools import perf
 from rdmacm.tools.arguments import add_provider, add_wait_limit
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import ProgressLine, size_text, time_text
-from rdmacm.tools.output import (
-    COLOR_VARIABLE,
-    CORE_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    labelled_lines,
-    table,
-    write,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, labelled_lines, table, write, write_json
 from rdmacm.tools.perf_plan import Op, Plan, Result
 from rdmacm.tools.serving import ServerProcess, listening, own_host, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
@@ -55,7 +45,7 @@ PAGE = Page(
         ("rdmacm demo --pcap demo.pcapng", "Run it and capture the packets for Wireshark."),
     ),
     see_also="rdmacm explain, rdmacm rping, rdmacm perf",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"),
 )
 
 #: Bytes of the RDMA WRITE and READ, and of the largest message.
@@ -131,11 +121,8 @@ def _serve(cmid: CmId) -> None:
         return
     with ToolConnection(cmid, _CAP) as connection:
         memory, message, reply = bytearray(_SIZE + 8), bytearray(_MESSAGE), bytearray(_MESSAGE)
-        region, inbox, outbox = (
-            connection.register(memory, _ACCESS),
-            connection.register(message),
-            connection.register(reply),
-        )
+        region = connection.register(memory, _ACCESS)
+        inbox, outbox = connection.register(message), connection.register(reply)
         connection.qp.post_recv(RecvWR(_RECV, [inbox.sge()]))
         connection.accept(ConnParam(_ANSWER.pack(_MAGIC, region.rkey, region.addr, os.getpid())))
         with suppress(CmDisconnectedError):

@@ -15,20 +15,7 @@ from rdmacm.provider import get_provider
 from rdmacm.provider.choice import choose
 from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.core_name import core_line, core_name
-from rdmacm.tools.output import (
-    COLOR_VARIABLE,
-    CORE_VARIABLE,
-    PORTS_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    bold,
-    dim,
-    table,
-    write,
-    write_error,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, bold, dim, table, write, write_error, write_json
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, TransportType
 
@@ -63,7 +50,7 @@ PAGE = Page(
         ("rdmacm devices --json | jq -r '.[].name'", "Print only their names."),
     ),
     see_also="rdmacm explain, rdma_get_devices(3), ibv_devinfo(1), ip-address(8)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_CORE", "NO_COLOR"),
 )
 
 _LINK_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
@@ -80,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     """List the devices."""
     found, reason = _found(args.provider), choose(args.provider).reason
     if args.json:
-        write_json([device_json(device) | {"unused": _unused(device, reason)} for device in found])
+        unused = {"kernel": reason or None}  # why auto leaves the kernel's devices unused
+        write_json([device_json(device) | {"unused": unused.get(device.provider)} for device in found])
     elif not found:
         write("no devices\n")
     else:
@@ -90,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _found(provider: str | None) -> list[Device]:
     """The devices of a provider; unless one is named, those of the kernel as well as the software devices."""
-    if provider or os.environ.get(PROVIDER_VARIABLE[0]):
+    if provider or os.environ.get("RDMACM_PROVIDER"):
         return devices(provider)
     try:
         of_kernel = devices("kernel")
@@ -99,11 +87,6 @@ def _found(provider: str | None) -> list[Device]:
             write_error(f"without the kernel's devices: {error}")
         of_kernel = []
     return [*of_kernel, *devices("soft")]
-
-
-def _unused(device: Device, reason: str) -> str | None:
-    """Why ``auto`` leaves a device of the kernel unused."""
-    return reason or None if device.provider == "kernel" else None
 
 
 def _text(found: Sequence[Device], reason: str) -> str:

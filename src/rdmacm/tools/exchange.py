@@ -8,19 +8,22 @@ from __future__ import annotations
 import argparse
 import errno
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.cmid import CmEvent, CmId, event_str
+from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.constants import AddressFamily, CmEventType, PortSpace, RaiFlag
 from rdmacm.diagnosis.explain import resolve
 from rdmacm.errors import CmRejectedError, RdmaError, cm_error
 from rdmacm.proto.constants import GRH_LENGTH
-from rdmacm.tools.arguments import integer_between
+from rdmacm.provider.connparam import UdParam
+from rdmacm.tools.arguments import add_number, integer_between
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.output import Parser, write, write_json
 from rdmacm.tools.serving import bind
@@ -71,19 +74,9 @@ def add_format(parser: Parser) -> None:
 
 def add_counts(parser: Parser, most: int, connections: str, messages: str, size: str) -> None:
     """Add ``-c``, up to ``most``, ``-C`` and ``-S``; the last arguments say what they are."""
-    for letter, name, limits, default, unit, what in (
-        ("-c", "--connections", (1, most), 1, "N", connections),
-        ("-C", "--messages", (0, _MAX_MESSAGES), 10, "N", messages),
-        ("-S", "--size", (0, _MAX_SIZE), 100, "BYTES", size),
-    ):
-        parser.add_argument(
-            letter,
-            name,
-            type=integer_between(*limits),
-            default=default,
-            metavar=unit,
-            help=f"{what} (default: %(default)s).",
-        )
+    add_number(parser, ("-c", "--connections"), integer_between(1, most), 1, "N", connections)
+    add_number(parser, ("-C", "--messages"), integer_between(0, _MAX_MESSAGES), 10, "N", messages)
+    add_number(parser, ("-S", "--size"), integer_between(0, _MAX_SIZE), 100, "BYTES", size)
 
 
 def say(args: argparse.Namespace, line: str) -> None:
@@ -98,78 +91,72 @@ def complete(args: argparse.Namespace, status: int) -> None:
     say(args, f"return status {status}")
 
 
-class _Counts(Protocol):
-    sent: int
-    received_bytes: int
+def run_exchange(args: argparse.Namespace, name: str, role: str, make_end: Callable[[argparse.Namespace], End]) -> int:
+    """Run an end of an exchange, between the first line of output of tool ``name`` and the last.
 
-
-E = TypeVar("E", bound=_Counts)
-
-
-def run_exchange(
-    args: argparse.Namespace,
-    name: str,
-    role: str,
-    endpoint: Callable[[], AbstractContextManager[E]],
-    work: Callable[[E], None],
-    facts: Callable[[E], dict[str, object]] = lambda _: {},
-) -> int:
-    """Call ``work`` with an end of an exchange, between the first line of output of tool ``name`` and the last.
-
-    With ``--json``, the object has ``facts`` of it before the seconds. Returns the exit status.
+    Returns the exit status.
     """
     say(args, f"{name}: starting {role}")
     began = time.perf_counter()
     try:
-        with endpoint() as end:
-            work(end)
+        with make_end(args) as end:
+            end.work()
     except RdmaError as error:
         complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
         raise
     complete(args, 0)
     if args.json:
         counts = {"connections": args.connections, "messages": args.messages, "size": args.size}
-        moved = {"sent": args.size * end.sent, "received": end.received_bytes, **facts(end)}
+        moved = {"sent": args.size * end.sent, "received": end.received_bytes, **end.facts()}
         write_json({"role": role, **counts, **moved, "seconds": round(time.perf_counter() - began, 6)})
     return 0
 
 
-def check_event(args: argparse.Namespace, name: str, event: CmEvent, step: str, peer: str | None) -> None:
-    """Raise the error of an event that tells of a failure."""
-    if event.type in FAILURES:
-        say(args, f"{name}: event: {event_str(event.type)}, error: {event.status}")
-        assert event.error is not None
-        raise event.error
-    if event.type is CmEventType.DEVICE_REMOVAL:
-        raise cm_error(errno.ENODEV, "the device was removed", step, peer)
+# -- ends -----------------------------------------------------------------------------------------------
 
 
-# -- addresses ------------------------------------------------------------------------------------------
-
-
-class End:
+class End(AbstractContextManager["End"]):
     """The server or the client of a tool: its arguments, counters, and the addresses of both ends.
 
     Attributes:
 
     - ``args``: the arguments.
     - ``messages``: number of messages in each direction of each connection.
+    - ``name``: the tool's name in its lines of output.
     - ``space``: the port space of the ids.
     - ``sent``: messages sent on all connections.
     - ``received``, ``received_bytes``: messages received on all connections, and their bytes.
     - ``waits``: the limits of waiting for the peer; None for the server, which waits without limit.
     """
 
-    def __init__(self, args: argparse.Namespace, space: PortSpace) -> None:
+    def __init__(self, args: argparse.Namespace, name: str, space: PortSpace) -> None:
         self.args = args
+        self.name = name
         self.messages: int = args.messages if args.size else 0
         self.space = space
         self.sent = self.received = self.received_bytes = 0
         self.waits: PeerWait | None = None
 
+    @abstractmethod
+    def work(self) -> None:
+        """Connect, exchange the messages and disconnect."""
+
+    def facts(self) -> dict[str, object]:
+        """What the object of ``--json`` has before the seconds."""
+        return {}
+
     def say(self, line: str) -> None:
         """Write one line of the tool's output."""
         say(self.args, line)
+
+    def check_event(self, event: CmEvent, step: str, peer: str | None) -> None:
+        """Raise the error of an event that tells of a failure."""
+        if event.type in FAILURES:
+            self.say(f"{self.name}: event: {event_str(event.type)}, error: {event.status}")
+            assert event.error is not None
+            raise event.error
+        if event.type is CmEventType.DEVICE_REMOVAL:
+            raise cm_error(errno.ENODEV, "the device was removed", step, peer)
 
     def own_address(self, port: int) -> SockAddr:
         """The address of ``-b``."""
@@ -259,6 +246,11 @@ class DatagramNode:
             self._region = cmid.reg_msgs(bytearray(GRH_LENGTH + self.size))
             qp.post_recv([RecvWR(RECV, [self._region.sge()])] * receives)
 
+    def send_to(self, param: UdParam) -> None:
+        """Send to the destination that an event has told."""
+        self.ah = AH(self.cmid.pd, param.ah_attr)
+        self.remote_qpn, self.remote_qkey = param.qp_num, param.qkey
+
     def post_messages(self, flags: SendFlag) -> None:
         """Post all messages, with the number of the queue pair as immediate data."""
         qp, region = self.cmid.qp, self._region
@@ -298,3 +290,20 @@ class DatagramNode:
             self._region.close()
         if self._cq is not None:
             self._cq.close()
+
+
+N = TypeVar("N", bound=DatagramNode)
+
+
+class DatagramEnd(End, Generic[N]):
+    """An end of a tool that exchanges datagrams: ``nodes`` by id, and the ``channel`` of the ids."""
+
+    def __init__(self, args: argparse.Namespace, name: str, space: PortSpace) -> None:
+        super().__init__(args, name, space)
+        self.nodes: dict[CmId, N] = {}
+        self.channel = EventChannel(args.provider)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for node in self.nodes.values():
+            node.close()
+        self.channel.close()

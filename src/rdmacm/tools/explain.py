@@ -10,20 +10,7 @@ from rdmacm.errors import GaiError, RdmaError, cm_error, printable
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import (
-    ACM_VARIABLE,
-    COLOR_VARIABLE,
-    PORTS_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    ReportedError,
-    bold,
-    dim,
-    wrapped_line,
-    write,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, ReportedError, bold, dim, wrapped_line, write, write_json
 
 PAGE = Page(
     command="explain",
@@ -50,7 +37,7 @@ PAGE = Page(
         ("rdmacm explain --json 10.0.0.2 | jq .candidates", "Print the candidates as JSON."),
     ),
     see_also="rdmacm resolve, rdmacm devices, rdma_resolve_addr(3), ip-route(8), ip-neighbour(8)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"),
 )
 
 

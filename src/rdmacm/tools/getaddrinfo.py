@@ -19,20 +19,7 @@ from rdmacm.constants import AddressFamily, PortSpace, RaiFlag
 from rdmacm.errors import printable
 from rdmacm.proto.sa import PathRecord
 from rdmacm.tools.arguments import add_provider
-from rdmacm.tools.output import (
-    ACM_VARIABLE,
-    COLOR_VARIABLE,
-    PORTS_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    address_json,
-    bold,
-    labelled_lines,
-    path_data_json,
-    write,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, address_json, bold, labelled_lines, path_record_json, write, write_json
 from rdmacm.verbs.enums import QPType
 
 ADDRESS_FORMS = """
@@ -62,12 +49,13 @@ PAGE = Page(
         ("rdmacm getaddrinfo --sa - storage", "Find a service of that name in an InfiniBand subnet."),
     ),
     see_also="rdmacm resolve, rdmacm explain, rdma_getaddrinfo(3), getaddrinfo(3), services(5)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "udp": PortSpace.UDP, "ib": PortSpace.IB, "ipoib": PortSpace.IPOIB}
 _QP_TYPES = {qp.name.lower().replace("_", "-"): qp for qp in QPType}
 _FAMILIES = {"inet": AddressFamily.INET, "inet6": AddressFamily.INET6, "ib": AddressFamily.IB}
+_FAMILY_NAMES = {AddressFamily.INET: "IPv4", AddressFamily.INET6: "IPv6", AddressFamily.IB: "InfiniBand"}
 _FLAGS = {
     "passive": RaiFlag.PASSIVE,
     "numeric": RaiFlag.NUMERICHOST,
@@ -211,7 +199,12 @@ def _text(info: AddrInfo) -> str:
         lines.append(("name", ", ".join(names)))
     # The service record of a subnet administrator has no QP type.
     qp_type = f"QP type {QPType(info.qp_type).name}" if info.qp_type else "any QP type"
-    lines.append(("kind", f"{_family(info)}, {qp_type}, port space {PortSpace(info.port_space).name}"))
+    lines.append(
+        (
+            "kind",
+            f"{_FAMILY_NAMES[AddressFamily(info.family)]}, {qp_type}, port space {PortSpace(info.port_space).name}",
+        )
+    )
     if info.dst_addr is not None and info.src_addr is not None:
         lines.append(("source", format_address(info.src_addr)))
     if info.device is not None:
@@ -222,12 +215,6 @@ def _text(info: AddrInfo) -> str:
         lines.append(("connect", info.connect.hex()))
     title = format_address(info.dst_addr) if info.dst_addr is not None else f"listen on {format_address(info.src_addr)}"
     return f"{bold(printable(title))}\n{labelled_lines(lines, 2)}"
-
-
-def _family(info: AddrInfo) -> str:
-    return {AddressFamily.INET: "IPv4", AddressFamily.INET6: "IPv6", AddressFamily.IB: "InfiniBand"}[
-        AddressFamily(info.family)
-    ]
 
 
 def path_text(path: PathRecord) -> str:
@@ -250,7 +237,7 @@ def addrinfo_json(info: AddrInfo) -> dict[str, object]:
         "src_canonname": info.src_canonname,
         "dst_canonname": info.dst_canonname,
         "route_len": info.route_len,
-        "route": [path_data_json(data) for data in info.route],
+        "route": [{"flags": int(data.flags), **path_record_json(data.path)} for data in info.route],
         "connect_len": info.connect_len,
         "connect": info.connect.hex() or None,
         "device": info.device,

@@ -16,11 +16,6 @@ from rdmacm.interrupts.command import STATUS, exit_when_interrupted, raise_when_
 from rdmacm.provider.choice import choose, noting_the_choice
 from rdmacm.tools.arguments import named_hosts
 from rdmacm.tools.output import (
-    ACM_VARIABLE,
-    COLOR_VARIABLE,
-    CORE_VARIABLE,
-    PORTS_VARIABLE,
-    PROVIDER_VARIABLE,
     Page,
     Parser,
     ReaderGoneError,
@@ -65,7 +60,7 @@ _PAGE = Page(
         ("rdmacm explain localhost 7471", "Explain how a program on this host would reach port 7471."),
     ),
     see_also="rdma_cm(7), ibv_devinfo(1), ip-route(8), ip-neighbour(8)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "RDMACM_CORE", "NO_COLOR"),
 )
 
 

@@ -12,21 +12,19 @@ import argparse
 import time
 from functools import partial
 from types import TracebackType
-from typing import Self
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.capabilities import Feature, absent
-from rdmacm.cmid import CmEvent, CmId, EventChannel
+from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import UdParam
-from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
+from rdmacm.tools.arguments import add_number, add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.exchange import TIMEOUT_MS, DatagramNode, add_counts, check_event, run_exchange, say
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
+from rdmacm.tools.exchange import TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, run_exchange
+from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.waiting import PeerWait, next_event
-from rdmacm.verbs.ah import AH
 from rdmacm.verbs.enums import SendFlag, WCStatus
 
 PAGE = Page(
@@ -49,7 +47,7 @@ PAGE = Page(
         ("rdmacm mckey -m ff1e::7 -b fd00::1 -C 100 -S 1024 --json", "Receive 100 messages of 1 KiB by IPv6."),
     ),
     see_also="mckey(1), rdmacm udaddy, ip-maddress(8)",
-    environment=(PROVIDER_VARIABLE,),
+    environment=("RDMACM_PROVIDER",),
 )
 
 #: The port space, a number as in C.
@@ -85,13 +83,8 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="Keep the messages from the receivers of this host. No software device can do that.",
     )
-    add(
-        "--pause",
-        type=seconds_between(0, 3600),
-        default=3.0,
-        metavar="SECONDS",
-        help="How long the sender waits after it has joined, while switches learn of it (default: %(default)s).",
-    )
+    what = "How long the sender waits after it has joined, while switches learn of it"
+    add_number(parser, ("--pause",), seconds_between(0, 3600), 3.0, "SECONDS", what)
     add("--json", action="store_true", help="Write one JSON object instead of the progress.")
     add_wait_limit(parser)
     add_provider(parser)
@@ -110,14 +103,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("either -m ADDR or -M GID is needed")
     if args.gid is not None and args.bind is None:
         args.parser.error("-M needs -b ADDR: unmapped multicast address requires binding to source address")
-
-    def work(endpoint: _Endpoint) -> None:
-        endpoint.join()
-        if endpoint.messages:
-            endpoint.move_data()
-
-    role = "client" if args.send else "server"
-    return run_exchange(args, "mckey", role, lambda: _Endpoint(args), work, lambda endpoint: {"group": endpoint.dgid})
+    return run_exchange(args, "mckey", "client" if args.send else "server", _Endpoint)
 
 
 class _Node(DatagramNode):
@@ -141,13 +127,7 @@ class _Node(DatagramNode):
         attr = param.ah_attr
         self._endpoint.dgid = str(attr.gr.dgid)
         self._endpoint.say(f"mckey: joined dgid: {attr.gr.dgid} mlid 0x{attr.dlid:x} sl {attr.sl}")
-        self.ah = AH(self.cmid.pd, attr)
-        self.remote_qpn, self.remote_qkey = param.qp_num, param.qkey
-
-    def send(self) -> None:
-        """Post all messages."""
-        self.post_messages(SendFlag(0))
-        self._endpoint.sent += self.count
+        self.send_to(param)
 
     def receive(self) -> None:
         """Wait until all receives are complete."""
@@ -166,19 +146,16 @@ class _Node(DatagramNode):
                 endpoint.received_bytes += wc.byte_len - GRH_LENGTH
 
 
-class _Endpoint:
-    """The sender or a receiver: a channel, and the nodes."""
+class _Endpoint(DatagramEnd[_Node]):
+    """The sender or a receiver."""
+
+    waits: PeerWait
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        #: Number of messages of each node.
-        self.messages: int = args.messages if args.size else 0
         #: The group, and its MGID as text.
-        self._group: SockAddr = SockAddrIB(args.gid) if args.gid is not None else self._find(args.group, RaiFlag(0))
+        self._group: SockAddr = SockAddrIB(args.gid) if args.gid is not None else _find(args, args.group, RaiFlag(0))
         self.dgid = ""
-        #: Messages sent and received by all nodes, and the bytes of the latter.
-        self.sent = self.received = self.received_bytes = 0
-        self.nodes: dict[CmId, _Node] = {}
+        super().__init__(args, "mckey", _SPACES[args.port_space])
         #: Number of nodes that have joined the group.
         self._joined = 0
         self.waits = PeerWait(format_address(self._group), args.timeout)
@@ -190,27 +167,16 @@ class _Endpoint:
             "checking that the sender has the same -C and -S, that firewalls let UDP port 4791 and IGMP or MLD pass, or"
             " a longer --timeout"
         )
-        self.channel = EventChannel(args.provider)
 
-    def _find(self, host: str, flags: RaiFlag) -> SockAddr:
-        """The first address of a host or a group."""
-        hints = AddrInfo(flags=flags | RaiFlag.NOROUTE, port_space=_SPACES[self.args.port_space])
-        found = getaddrinfo(host, None, hints, provider=self.args.provider)[0]
-        address = found.src_addr if flags else found.dst_addr
-        assert address is not None
-        return address
+    def facts(self) -> dict[str, object]:
+        return {"group": self.dgid}
 
-    def say(self, line: str) -> None:
-        """Write one line of mckey's output."""
-        say(self.args, line)
-
-    def join(self) -> None:
-        """Join the group with all nodes."""
+    def work(self) -> None:
         args = self.args
-        source = None if args.bind is None else self._find(args.bind, RaiFlag.PASSIVE)
+        source = None if args.bind is None else _find(args, args.bind, RaiFlag.PASSIVE)
         self.say("mckey: joining")
         for _ in range(args.connections):
-            cmid = CmId(self.channel, _SPACES[args.port_space])
+            cmid = CmId(self.channel, self.space)
             node = self.nodes[cmid] = _Node(self, cmid)
             if source is not None:
                 cmid.bind_addr(source)
@@ -221,9 +187,11 @@ class _Endpoint:
         while self._joined < args.connections:
             with self.waits.until(partial(next_event, self.channel)) as event:
                 self._advance(event)
+        if self.messages:
+            self._move_data()
 
     def _advance(self, event: CmEvent) -> None:
-        check_event(self.args, "mckey", event, "join_multicast", self.waits.whom)
+        self.check_event(event, "join_multicast", self.waits.whom)
         if event.type is CmEventType.ADDR_RESOLVED:
             self._join(self.nodes[event.id])
         elif event.type is CmEventType.MULTICAST_JOIN:
@@ -236,26 +204,30 @@ class _Endpoint:
         flag = McJoinFlag.SENDONLY_FULLMEMBER if self.args.send_only else McJoinFlag.FULLMEMBER
         node.cmid.join_multicast_ex(self._group, flag, node)
 
-    def move_data(self) -> None:
-        """Send or receive the messages."""
+    def _move_data(self) -> None:
         if self.args.send:
             time.sleep(self.args.pause)
             self.say("initiating data transfers")
             for node in self.nodes.values():
-                node.send()
+                node.post_messages(SendFlag(0))
+                self.sent += self.messages
         else:
             self.say("receiving data transfers")
             for node in self.nodes.values():
                 node.receive()
         self.say("data transfers complete")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             for cmid in self.nodes:
                 cmid.leave_multicast(self._group)
-        for node in self.nodes.values():
-            node.close()
-        self.channel.close()
+        super().__exit__(kind, error, tb)
+
+
+def _find(args: argparse.Namespace, host: str, flags: RaiFlag) -> SockAddr:
+    """The first address of a host or a group."""
+    hints = AddrInfo(flags=flags | RaiFlag.NOROUTE, port_space=_SPACES[args.port_space])
+    found = getaddrinfo(host, None, hints, provider=args.provider)[0]
+    address = found.src_addr if flags else found.dst_addr
+    assert address is not None
+    return address

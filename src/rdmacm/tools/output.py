@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from rdmacm.address import SockAddr, SockAddrIB, parse_address
 from rdmacm.errors import RdmaError, cm_error, printable
-from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.proto.sa import PathRecord
 
 PROGRAM = "rdmacm"
 
@@ -36,13 +36,15 @@ _EXIT_STATUS = (
     ("141", "Standard output was closed by its reader, as with '| head'."),
 )
 
-# The environment variables of several commands. A page lists those that its command uses.
-PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider: kernel, soft or auto (the default).")
-PORTS_VARIABLE = ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas.")
-ACM_VARIABLE = ("RDMACM_ACM_RUNDIR", "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.")
-CORE_VARIABLE = ("RDMACM_CORE", "The core of the software devices: c, python or auto, which is c if installed.")
-COLOR_VARIABLE = ("NO_COLOR", "If set, terminal output is neither bold nor dim.")
-_LOG_VARIABLE = ("RDMACM_LOG", "Debug messages to standard error: debug, or some of id,cm,qp,resolution,device.")
+#: The environment variables of several commands. A page lists those that its command uses.
+_VARIABLES = {
+    "RDMACM_PROVIDER": "The provider to use without --provider: kernel, soft or auto (the default).",
+    "RDMACM_IB": "InfiniBand ports that the provider soft uses, separated by commas.",
+    "RDMACM_ACM_RUNDIR": "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.",
+    "RDMACM_CORE": "The core of the software devices: c, python or auto, which is c if installed.",
+    "NO_COLOR": "If set, terminal output is neither bold nor dim.",
+    "RDMACM_LOG": "Debug messages to standard error: debug, or some of id,cm,qp,resolution,device.",
+}
 
 
 class UsageError(Exception):
@@ -69,8 +71,9 @@ class Page:
     """The text of a help page apart from the arguments.
 
     ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
-    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the environment
-    variables that the command uses, and their descriptions; every command has RDMACM_LOG as well.
+    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the names of
+    common environment variables that the command uses, all but RDMACM_LOG; ``own_environment`` has pairs of a variable
+    and its description.
     """
 
     command: str
@@ -78,7 +81,8 @@ class Page:
     description: str
     examples: tuple[tuple[str, str], ...]
     see_also: str
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: tuple[str, ...] = ()
+    own_environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def program(self) -> str:
@@ -146,26 +150,21 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the page."""
         page = self.page
+        common = [(name, _VARIABLES[name]) for name in (*page.environment, "RDMACM_LOG")]
+        synopsis = [self.prog, "[OPTION]...", *self._operands, *(["[ARGUMENT]..."] if self._commands else [])]
+        operands_first = sorted(self._arguments, key=lambda action: bool(action.option_strings))
         sections = [
             ("NAME", [_wrapped(f"{page.program} - {page.summary}")]),
-            ("SYNOPSIS", [_wrapped(self._synopsis())]),
+            ("SYNOPSIS", [_wrapped(" ".join(synopsis))]),
             ("DESCRIPTION", [_paragraph(text) for text in textwrap.dedent(page.description).strip().split("\n\n")]),
-            ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
+            ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in operands_first]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries((*page.environment, _LOG_VARIABLE))]),
+            ("ENVIRONMENT", [_entries([*page.own_environment, *common])]),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
         return "\n\n".join(f"{bold(title)}\n" + "\n\n".join(parts) for title, parts in sections if parts) + "\n"
-
-    def _synopsis(self) -> str:
-        tail = ["[ARGUMENT]..."] if self._commands else []
-        return " ".join([self.prog, "[OPTION]...", *self._operands, *tail])
-
-    def _in_order(self) -> list[argparse.Action]:
-        """Operands first, then options."""
-        return sorted(self._arguments, key=lambda action: bool(action.option_strings))
 
 
 def _metavar(action: argparse.Action) -> str:
@@ -350,15 +349,10 @@ def address_json(address: SockAddr | None) -> dict[str, object] | None:
             "flowinfo": known.flowinfo,
             "scope_id": known.scope_id,
         }
+    found: dict[str, object] = {"family": "inet", "host": known.host, "port": known.port}
     if known.family == AF_INET:
-        return {"family": "inet", "host": known.host, "port": known.port}
-    return {
-        "family": "inet6",
-        "host": known.host,
-        "port": known.port,
-        "flowinfo": known.flowinfo,
-        "scope_id": known.scope_id,
-    }
+        return found
+    return {**found, "family": "inet6", "flowinfo": known.flowinfo, "scope_id": known.scope_id}
 
 
 def error_json(error: RdmaError) -> dict[str, object]:
@@ -377,8 +371,3 @@ def path_record_json(path: PathRecord) -> dict[str, object]:
     """Return the fields of a path record as JSON data, by their names; GIDs are text."""
     values = {field.name: getattr(path, field.name) for field in fields(path)}
     return {**values, "dgid": str(path.dgid), "sgid": str(path.sgid)}
-
-
-def path_data_json(data: PathData) -> dict[str, object]:
-    """Return a path record with its ``flags`` as JSON data."""
-    return {"flags": int(data.flags), **path_record_json(data.path)}

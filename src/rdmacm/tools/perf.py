@@ -20,6 +20,7 @@ from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import perf_unreliable
 from rdmacm.tools.arguments import (
     add_address,
+    add_number,
     add_port,
     add_provider,
     add_roles,
@@ -30,7 +31,7 @@ from rdmacm.tools.arguments import (
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
-from rdmacm.tools.output import COLOR_VARIABLE, CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser, write, write_json
+from rdmacm.tools.output import Page, Parser, write, write_json
 from rdmacm.tools.perf_plan import (
     ACCESS,
     BATCHES,
@@ -85,7 +86,7 @@ PAGE = Page(
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
     see_also="ib_send_bw(1), ib_send_lat(1), rdmacm rping, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"),
 )
 
 #: Seconds of polling without a completion after which an end sleeps: the peer may have gone.
@@ -114,13 +115,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-a", "--all", action="store_true", help="Measure each power of two from 2 bytes to 8 MiB, for ud to the MTU."
     )
-    parser.add_argument(
-        "--depth",
-        type=integer_between(1, MAX_DEPTH),
-        default=64,
-        metavar="N",
-        help="Outstanding operations when measuring bandwidth; with -a at most 8 MiB (default: %(default)s).",
-    )
+    what = "Outstanding operations when measuring bandwidth; with -a at most 8 MiB"
+    add_number(parser, ("--depth",), integer_between(1, MAX_DEPTH), 64, "N", what)
     parser.add_argument(
         "-l",
         "--post-list",
@@ -399,10 +395,7 @@ def measure(
         waits = PeerWait(connection.peer, timeout)
         with _rejections(connection.peer):
             data = connection.connect(ConnParam(plan.pack(region.rkey, region.addr)), waits)
-        found = answer_of(data)
-        if found is None:
-            raise cm_error(errno.EPROTO, "the server is not 'rdmacm perf -s'", "connect", connection.peer)
-        requests = _Requests(plan, region, *found)
+        requests = _Requests(plan, region, *answer_of(data, connection.peer))
         intervals = Intervals(plan.interval, plan.size, show)
         measuring = _latency if plan.latency else _bandwidth
         return measuring(connection, waits, requests, progress, intervals)

@@ -8,10 +8,13 @@ R_Key, address.
 
 from __future__ import annotations
 
+import errno
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
+from rdmacm.errors import cm_error
 from rdmacm.tools.measure import size_text
 from rdmacm.tools.output import table
 from rdmacm.verbs.enums import AccessFlag, QPType, WROpcode
@@ -75,11 +78,8 @@ class Plan:
     @property
     def flags(self) -> _Flag:
         """The flags of the request."""
-        return (
-            (_Flag.LATENCY if self.latency else _Flag(0))
-            | (_Flag.BLOCKING if self.blocking else _Flag(0))
-            | (_Flag.BIDIRECTIONAL if self.bidirectional else _Flag(0))
-        )
+        chosen = {_Flag.LATENCY: self.latency, _Flag.BLOCKING: self.blocking, _Flag.BIDIRECTIONAL: self.bidirectional}
+        return _Flag(sum(flag for flag, is_set in chosen.items() if is_set))
 
     @property
     def mode(self) -> str:
@@ -139,12 +139,12 @@ class Plan:
         return found
 
 
-def answer_of(data: bytes) -> tuple[int, int] | None:
-    """R_Key and address of the server's buffer, from the private data of its answer; None for another program's."""
-    if len(data) < _ANSWER.size:
-        return None
-    magic, rkey, address = _ANSWER.unpack_from(data)
-    return (rkey, address) if magic == _MAGIC else None
+def answer_of(data: bytes, peer: str) -> tuple[int, int]:
+    """R_Key and address of the server's buffer, from the private data of its answer; EPROTO for another program's."""
+    magic, rkey, address = _ANSWER.unpack_from(data) if len(data) >= _ANSWER.size else (b"", 0, 0)
+    if magic != _MAGIC:
+        raise cm_error(errno.EPROTO, "the server is not 'rdmacm perf -s'", "connect", peer)
+    return rkey, address
 
 
 def pack_answer(rkey: int, address: int) -> bytes:
@@ -206,41 +206,41 @@ def _what(plan: Plan) -> str:
     return f"{plan.op.name.lower()}{kind}{', both ways' if plan.bidirectional else ''}"
 
 
+def _microseconds(key: str) -> Callable[[Result], str]:
+    return lambda result: f"{result.latency_us[key]:.1f}" if result.latency_us else ""
+
+
+#: The columns of the tables, by title: the text of each in a result. "lost" is shown only for UC and UD.
+_LATENCIES: dict[str, Callable[[Result], str]] = {
+    "latency": lambda r: f"{_what(r.plan)}{' (half a round trip)' if r.plan.op is Op.SEND else ''}",
+    "size": lambda r: size_text(r.plan.size),
+    "mode": lambda r: r.plan.mode,
+    "count": lambda r: str(r.count),
+    "lost": lambda r: str(r.lost),
+    **{f"{key} us": _microseconds(key) for key in ("min", "p50", "p99", "max")},
+}
+_BANDWIDTHS: dict[str, Callable[[Result], str]] = {
+    "bandwidth": lambda r: _what(r.plan),
+    "size": lambda r: size_text(r.plan.size),
+    "depth": lambda r: str(r.plan.depth),
+    "count": lambda r: str(r.count + r.received),
+    "lost": lambda r: str(r.lost),
+    "MB/s": lambda r: f"{r.bytes_per_second / 1e6:.1f}",
+    "Gbit/s": lambda r: f"{r.bytes_per_second * 8 / 1e9:.2f}",
+    "messages/s": lambda r: f"{r.arrived / r.seconds:,.0f}",
+}
+#: The columns that are aligned to the left.
+_LEFT = ("latency", "bandwidth", "size", "mode")
+
+
 def text(results: list[Result]) -> str:
     """The results as tables."""
-    latencies = [result for result in results if result.plan.latency]
-    streams = [result for result in results if not result.plan.latency]
     tables = []
-    if latencies:
-        lost = ("lost",) if any(r.plan.qp_type is not QPType.RC for r in latencies) else ()
-        head = ("latency", "size", "mode", "count", *lost, "min us", "p50 us", "p99 us", "max us")
-        rows = [
-            (
-                f"{_what(r.plan)}{' (half a round trip)' if r.plan.op is Op.SEND else ''}",
-                size_text(r.plan.size),
-                r.plan.mode,
-                str(r.count),
-                *(str(r.lost) for _ in lost),
-                *(f"{r.latency_us[key]:.1f}" if r.latency_us else "" for key in ("min", "p50", "p99", "max")),
-            )
-            for r in latencies
-        ]
-        tables.append(table(head, rows, right=("count", *head[4:])))
-    if streams:
-        lost = ("lost",) if any(r.plan.qp_type is not QPType.RC for r in streams) else ()
-        columns = ("bandwidth", "size", "depth", "count", *lost, "MB/s", "Gbit/s", "messages/s")
-        lines = [
-            (
-                _what(r.plan),
-                size_text(r.plan.size),
-                str(r.plan.depth),
-                str(r.count + r.received),
-                *(str(r.lost) for _ in lost),
-                f"{r.bytes_per_second / 1e6:.1f}",
-                f"{r.bytes_per_second * 8 / 1e9:.2f}",
-                f"{r.arrived / r.seconds:,.0f}",
-            )
-            for r in streams
-        ]
-        tables.append(table(columns, lines, right=columns[2:]))
+    for is_latency, columns in ((True, _LATENCIES), (False, _BANDWIDTHS)):
+        shown = [result for result in results if result.plan.latency is is_latency]
+        can_lose = any(result.plan.qp_type is not QPType.RC for result in shown)
+        head = [title for title in columns if can_lose or title != "lost"]
+        rows = [[columns[title](result) for title in head] for result in shown]
+        if rows:
+            tables.append(table(head, rows, right=[title for title in head if title not in _LEFT]))
     return "\n".join(tables)

@@ -13,14 +13,13 @@ An end has ``depth`` messages under way that no REPORT has named. If none comes 
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import IntEnum
 
 from rdmacm.cmid import CmId
-from rdmacm.errors import CmDisconnectedError, cm_error
+from rdmacm.errors import CmDisconnectedError
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.connection import ToolConnection, completion_failure
@@ -208,10 +207,9 @@ class _Stream:
 
 def serve(connection: ToolConnection, plan: Plan, buffer: tuple[int, int]) -> None:
     """Serve one measurement. ``buffer``: R_Key and address of the client's buffer."""
-    stream = _Stream(connection, plan)
-    stream.rkey, stream.address = buffer
-    connection.accept(ConnParam(pack_answer(*stream.buffer)))
-    try:
+    with closing(_Stream(connection, plan)) as stream:
+        stream.rkey, stream.address = buffer
+        connection.accept(ConnParam(pack_answer(*stream.buffer)))
         with suppress(CmDisconnectedError):
             while not stream.is_done and time.perf_counter() - stream.heard < _IDLE:
                 stream.progress(0.05)
@@ -221,8 +219,6 @@ def serve(connection: ToolConnection, plan: Plan, buffer: tuple[int, int]) -> No
                         stream.send(_Kind.END, stream.arrived)
                 elif plan.bidirectional and stream.arrived:
                     stream.fill(time.perf_counter())
-    finally:
-        stream.close()
 
 
 # -- the client ----------------------------------------------------------------------------------------------
@@ -232,13 +228,9 @@ def measure(
     connection: ToolConnection, plan: Plan, waits: PeerWait, progress: ProgressLine, show: Callable[[str], None]
 ) -> Result:
     """Connect and measure; ``show`` writes the lines of ``--interval``."""
-    stream = _Stream(connection, plan)
-    try:
+    with closing(_Stream(connection, plan)) as stream:
         data = connection.connect(ConnParam(plan.pack(*stream.buffer)), waits)
-        found = answer_of(data)
-        if found is None:
-            raise cm_error(errno.EPROTO, "the server is not 'rdmacm perf -s'", "connect", connection.peer)
-        stream.rkey, stream.address = found
+        stream.rkey, stream.address = answer_of(data, connection.peer)
         if isinstance(connection.answer, UdParam):
             stream.send_to(connection.answer)
         intervals = Intervals(plan.interval, plan.size, show)
@@ -247,8 +239,6 @@ def measure(
         )
         measuring = _latency if plan.latency else _bandwidth
         return measuring(stream, waits, progress, intervals)
-    finally:
-        stream.close()
 
 
 def _bandwidth(stream: _Stream, waits: PeerWait, progress: ProgressLine, intervals: Intervals) -> Result:

@@ -11,19 +11,7 @@ from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import (
-    ACM_VARIABLE,
-    COLOR_VARIABLE,
-    PORTS_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    address_json,
-    labelled_lines,
-    path_record_json,
-    write,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, address_json, labelled_lines, path_record_json, write, write_json
 
 PAGE = Page(
     command="resolve",
@@ -44,7 +32,7 @@ PAGE = Page(
         ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "Print only the device."),
     ),
     see_also="rdmacm explain, rdmacm getaddrinfo, rdma_resolve_addr(3), rdma_resolve_route(3)",
-    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"),
 )
 
 

@@ -18,20 +18,10 @@ from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
 from rdmacm.provider.connparam import ConnParam
-from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
+from rdmacm.tools.arguments import add_number, add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
-from rdmacm.tools.output import (
-    CORE_VARIABLE,
-    PROVIDER_VARIABLE,
-    Page,
-    Parser,
-    ReportedError,
-    error_json,
-    write,
-    write_error,
-    write_json,
-)
+from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
 from rdmacm.tools.serving import listening, serve
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -62,7 +52,7 @@ PAGE = Page(
         ("rdmacm rping -c -a storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
     ),
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE"),
 )
 
 #: A message of the protocol: address, rkey, size.
@@ -86,22 +76,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("-a", "--address", metavar="ADDR", help="The server's address, to listen on or to connect to.")
     parser.add_argument("-I", "--source", metavar="ADDR", help="The client's local address.")
     add_port(parser, 7174)
-    parser.add_argument(
-        "-C",
-        "--count",
-        type=integer_between(0, _MOST),
-        default=0,
-        metavar="N",
-        help="Number of pings, 0 for no limit; client only (default: %(default)s).",
-    )
-    parser.add_argument(
-        "-S",
-        "--size",
-        type=integer_between(_SHORTEST, _LONGEST),
-        default=64,
-        metavar="BYTES",
-        help=f"Size of a ping in bytes, {_SHORTEST} to {_LONGEST}; client only (default: %(default)s).",
-    )
+    what = "Number of pings, 0 for no limit; client only"
+    add_number(parser, ("-C", "--count"), integer_between(0, _MOST), 0, "N", what)
+    what = f"Size of a ping in bytes, {_SHORTEST} to {_LONGEST}; client only"
+    add_number(parser, ("-S", "--size"), integer_between(_SHORTEST, _LONGEST), 64, "BYTES", what)
     parser.add_argument("-v", "--verbose", action="store_true", help="Show the data of each ping.")
     parser.add_argument("-V", "--validate", action="store_true", help="Check the data of each ping.")
     parser.add_argument("-P", "--persistent", action="store_true", help="Serve any number of clients.")
@@ -209,32 +187,28 @@ def _client(args: argparse.Namespace) -> int:
                 if args.verbose and not args.json:
                     write(f"ping data: {_shown(sink)}\n")
         except RdmaError as error:
-            if args.json:
-                _summary(args, connection, times, time.perf_counter() - began, error)
+            _summary(args, connection, times, began, error)
             raise ReportedError(error) from None
         except KeyboardInterrupt:
-            if args.json:
-                _summary(args, connection, times, time.perf_counter() - began)
+            _summary(args, connection, times, began)
             raise
-        if args.json:
-            _summary(args, connection, times, time.perf_counter() - began)
+        _summary(args, connection, times, began)
     return 0
 
 
 def _summary(
-    args: argparse.Namespace,
-    connection: ToolConnection,
-    times: Samples,
-    seconds: float,
-    error: RdmaError | None = None,
+    args: argparse.Namespace, connection: ToolConnection, times: Samples, began: float, error: RdmaError | None = None
 ) -> None:
+    """With ``--json``, write the object of a client that began at a time of time.perf_counter()."""
+    if not args.json:
+        return
     write_json(
         {
             "peer": connection.peer,
             "size": args.size,
             "pings": times.count,
             "bytes": 2 * args.size * times.count,
-            "seconds": round(seconds, 6),
+            "seconds": round(time.perf_counter() - began, 6),
             "validated": args.validate,
             "round_trip_us": times.microseconds(),
             **({} if error is None else {"error": error_json(error)}),

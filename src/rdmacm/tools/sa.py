@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 from rdmacm.address import ALL_BITS_64, Gid
 from rdmacm.errors import cm_error, printable
@@ -26,7 +26,7 @@ from rdmacm.proto.sa.subnet import (
     service_name_bytes,
 )
 from rdmacm.tools.arguments import integer_between
-from rdmacm.tools.output import COLOR_VARIABLE, Page, Parser, labelled_lines, path_record_json, table, write, write_json
+from rdmacm.tools.output import Page, Parser, labelled_lines, path_record_json, table, write, write_json
 from rdmacm.tools.waiting import notice
 
 PAGE = Page(
@@ -62,18 +62,26 @@ PAGE = Page(
         ("rdmacm sa services demo.service --json | jq '.records[].service_gid'", "Print the GIDs that provide it."),
     ),
     see_also="rdmacm devices, rdma_resolve_route(3), saquery(8), opensm(8)",
-    environment=(
+    environment=("NO_COLOR",),
+    own_environment=(
         ("RDMACM_IB", "InfiniBand ports, separated by commas; the first is used without --port."),
         ("IBSIM_SOCKNAME", "The name of ibsim's sockets, for ports ibsim:NODE (default: sim)."),
-        COLOR_VARIABLE,
     ),
 )
 
+_NODE_TYPES: dict[int, str] = {
+    NodeInfoType.CHANNEL_ADAPTER: "CA",
+    NodeInfoType.SWITCH: "switch",
+    NodeInfoType.ROUTER: "router",
+}
 #: Bits of CapabilityMask and CapabilityMask2 in ClassPortInfo (InfiniBand Architecture 15.2.4).
 _CAPABILITIES = {9: "multicast", 10: "multipath"}
 _CAPABILITIES2 = {1: "QoS class", 12: "send-only full members"}
 
 Record: TypeAlias = "PathRecord | ServiceRecord | MCMemberRecord | NodeRecord | ClassPortInfo"
+R = TypeVar("R", PathRecord, ServiceRecord, NodeRecord)
+#: The columns of a table of records, by title: the text of each in a record.
+_Columns: TypeAlias = "dict[str, Callable[[R], str]]"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -134,41 +142,29 @@ def _paths(args: argparse.Namespace, gid: str | None = None) -> _Query:
         found = sa.paths(sgid=sa.port.gids[0], reversible=True, numb_path=1, **to)
         if to and not found:
             sa.path(**to)  # raises an error with the reason
-        head = ("DGID", "DLID", "SLID", "P_KEY", "SL", "MTU", "GB/S")
-        rows = [
-            (
-                str(path.dgid),
-                str(path.dlid),
-                str(path.slid),
-                f"0x{path.pkey:04x}",
-                str(path.sl),
-                str(path.mtu_bytes or ""),
-                f"{RATE_GBPS[path.rate]:g}" if path.rate in RATE_GBPS else "",
-            )
-            for path in found
-        ]
-        _write_records(args, found, head, rows, right=("DLID", "SLID", "SL", "MTU", "GB/S"))
+        columns: _Columns[PathRecord] = {
+            "DGID": lambda path: str(path.dgid),
+            "DLID": lambda path: str(path.dlid),
+            "SLID": lambda path: str(path.slid),
+            "P_KEY": lambda path: f"0x{path.pkey:04x}",
+            "SL": lambda path: str(path.sl),
+            "MTU": lambda path: str(path.mtu_bytes or ""),
+            "GB/S": lambda path: f"{RATE_GBPS[path.rate]:g}" if path.rate in RATE_GBPS else "",
+        }
+        _write_records(args, found, columns, right=("DLID", "SLID", "SL", "MTU", "GB/S"))
 
     return query
 
 
 def _services(args: argparse.Namespace, name: str | None = None) -> _Query:
-    def query(sa: SaAccess) -> None:
-        found = sa.services(name)
-        head = ("ID", "GID", "P_KEY", "LEASE", "NAME")
-        rows = [
-            (
-                f"0x{service.service_id:x}",
-                str(service.service_gid),
-                f"0x{service.service_pkey:04x}",
-                _lease_text(service.service_lease),
-                printable(service.name),
-            )
-            for service in found
-        ]
-        _write_records(args, found, head, rows, right=("LEASE",))
-
-    return query
+    columns: _Columns[ServiceRecord] = {
+        "ID": lambda service: f"0x{service.service_id:x}",
+        "GID": lambda service: str(service.service_gid),
+        "P_KEY": lambda service: f"0x{service.service_pkey:04x}",
+        "LEASE": lambda service: _lease_text(service.service_lease),
+        "NAME": lambda service: printable(service.name),
+    }
+    return lambda sa: _write_records(args, sa.services(name), columns, right=("LEASE",))
 
 
 def _register(args: argparse.Namespace, service_id: str, name: str | None = None) -> _Query:
@@ -177,17 +173,17 @@ def _register(args: argparse.Namespace, service_id: str, name: str | None = None
     if size > 64:
         args.parser.error(f"the name of a service has at most 64 bytes, not {size}")
     lease = LEASE_FOREVER if args.lease is None else args.lease
-    return lambda sa: _write_service(args, sa.register(number, name, lease=lease))
+    return lambda sa: _write_record(args, sa.register(number, name, lease=lease))
 
 
 def _withdraw(args: argparse.Namespace, service_id: str) -> _Query:
     number = _service_id(args, service_id)
-    return lambda sa: _write_service(args, sa.withdraw(number))
+    return lambda sa: _write_record(args, sa.withdraw(number))
 
 
 def _join(args: argparse.Namespace, mgid: str) -> _Query:
     group = _gid(args, mgid)
-    return lambda sa: _write_member(args, sa.join(group))
+    return lambda sa: _write_record(args, sa.join(group))
 
 
 def _leave(args: argparse.Namespace, mgid: str) -> _Query:
@@ -202,22 +198,14 @@ def _leave(args: argparse.Namespace, mgid: str) -> _Query:
 
 
 def _nodes(args: argparse.Namespace) -> _Query:
-    def query(sa: SaAccess) -> None:
-        found = sa.nodes()
-        head = ("LID", "TYPE", "PORT GUID", "PORTS", "DESCRIPTION")
-        rows = [
-            (
-                str(node.lid),
-                _node_type(node.node_type),
-                f"{node.port_guid:016x}",
-                str(node.num_ports),
-                printable(node.description),
-            )
-            for node in found
-        ]
-        _write_records(args, found, head, rows, right=("LID", "PORTS"))
-
-    return query
+    columns: _Columns[NodeRecord] = {
+        "LID": lambda node: str(node.lid),
+        "TYPE": lambda node: _NODE_TYPES.get(node.node_type, str(node.node_type)),
+        "PORT GUID": lambda node: f"{node.port_guid:016x}",
+        "PORTS": lambda node: str(node.num_ports),
+        "DESCRIPTION": lambda node: printable(node.description),
+    }
+    return lambda sa: _write_records(args, sa.nodes(), columns, right=("LID", "PORTS"))
 
 
 def _info(args: argparse.Namespace) -> _Query:
@@ -262,13 +250,7 @@ _ACTIONS: dict[str, tuple[Callable[..., _Query], int, int]] = {
 # -- writing --------------------------------------------------------------------------------------------------
 
 
-def _write_records(
-    args: argparse.Namespace,
-    found: Records[Any],
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Sequence[str],
-) -> None:
+def _write_records(args: argparse.Namespace, found: Records[R], columns: _Columns[R], right: Sequence[str]) -> None:
     if args.json:
         write_json({"records": [record_json(record) for record in found], "is_cut": found.is_cut})
         return
@@ -276,40 +258,30 @@ def _write_records(
         write("none\n")
         return
     more = "more records exist, but did not fit into the answer\n" if found.is_cut else ""
-    write(table(head, rows, right=right) + more)
+    rows = [[text_of(record) for text_of in columns.values()] for record in found]
+    write(table(tuple(columns), rows, right=right) + more)
 
 
-def _write_service(args: argparse.Namespace, service: ServiceRecord) -> None:
+def _write_record(args: argparse.Namespace, record: ServiceRecord | MCMemberRecord) -> None:
     if args.json:
-        write_json(record_json(service))
+        write_json(record_json(record))
         return
-    write(
-        labelled_lines(
-            [
-                ("service", f"0x{service.service_id:x} {service.name}".rstrip()),
-                ("GID", str(service.service_gid)),
-                ("P_Key", f"0x{service.service_pkey:04x}"),
-                ("lease", _lease_text(service.service_lease)),
-            ]
-        )
-    )
-
-
-def _write_member(args: argparse.Namespace, member: MCMemberRecord) -> None:
-    if args.json:
-        write_json(record_json(member))
-        return
-    write(
-        labelled_lines(
-            [
-                ("group", str(member.mgid)),
-                ("MLID", f"0x{member.mlid:04x}"),
-                ("Q_Key", f"0x{member.q_key:08x}"),
-                ("P_Key", f"0x{member.pkey:04x}"),
-                ("MTU", str(128 << member.mtu)),
-            ]
-        )
-    )
+    if isinstance(record, ServiceRecord):
+        values = [
+            ("service", f"0x{record.service_id:x} {record.name}".rstrip()),
+            ("GID", str(record.service_gid)),
+            ("P_Key", f"0x{record.service_pkey:04x}"),
+            ("lease", _lease_text(record.service_lease)),
+        ]
+    else:
+        values = [
+            ("group", str(record.mgid)),
+            ("MLID", f"0x{record.mlid:04x}"),
+            ("Q_Key", f"0x{record.q_key:08x}"),
+            ("P_Key", f"0x{record.pkey:04x}"),
+            ("MTU", str(128 << record.mtu)),
+        ]
+    write(labelled_lines(values))
 
 
 def record_json(record: Record) -> dict[str, object]:
@@ -337,15 +309,6 @@ def _port_json(port: IbPort) -> dict[str, object]:
 
 def _lease_text(lease: int) -> str:
     return "for ever" if lease == LEASE_FOREVER else f"{lease} s"
-
-
-def _node_type(code: int) -> str:
-    try:
-        return {NodeInfoType.CHANNEL_ADAPTER: "CA", NodeInfoType.SWITCH: "switch", NodeInfoType.ROUTER: "router"}[
-            NodeInfoType(code)
-        ]
-    except ValueError:
-        return str(code)
 
 
 # -- operands -------------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from socket import AF_INET, inet_aton
 from types import TracebackType
-from typing import Self
 
 from rdmacm.address import InetAddr, format_address
 from rdmacm.cmid import CmId
@@ -146,7 +145,7 @@ def _serve_client(work: Callable[[CmId], None], cmid: CmId) -> None:
 _LISTENING = re.compile(r"listening on \S+:(\d+),")
 
 
-class ServerProcess:
+class ServerProcess(AbstractContextManager["ServerProcess"]):
     """A child process that runs the server of a tool on this machine, for as long as the ``with`` block lasts.
 
     ``argv`` is the command line without ``rdmacm``. The error of a server that does not start is raised; CmTimeoutError
@@ -166,7 +165,7 @@ class ServerProcess:
             env=dict(os.environ, PYTHONPATH=path),
             text=True,
         )
-        waits = PeerWait(f"the second process ({self.pid})", timeout, has_notice=False)
+        waits = PeerWait(f"the second process ({self._process.pid})", timeout, has_notice=False)
         waits.step = "second process"
         waits.progress = lambda: "it was started and does not listen yet"
         try:
@@ -188,20 +187,12 @@ class ServerProcess:
             raise _parsed_error(line + self._end())
         return int(found[1])
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
     def _end(self) -> str:
         try:
             return self._process.communicate(timeout=_EXIT_TIMEOUT)[1]
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.communicate()[1]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._end()

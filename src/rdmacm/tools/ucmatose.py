@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import errno
 import selectors
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
 from types import TracebackType
-from typing import Self
 
 from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
@@ -24,17 +23,8 @@ from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure, connection_ended
-from rdmacm.tools.exchange import (
-    RECV,
-    SEND,
-    TIMEOUT_MS,
-    End,
-    add_counts,
-    add_format,
-    check_event,
-    run_exchange,
-)
-from rdmacm.tools.output import CORE_VARIABLE, PROVIDER_VARIABLE, Page, Parser
+from rdmacm.tools.exchange import RECV, SEND, TIMEOUT_MS, End, add_counts, add_format, run_exchange
+from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.serving import announce
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -66,7 +56,7 @@ PAGE = Page(
         ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
-    environment=(PROVIDER_VARIABLE, CORE_VARIABLE),
+    environment=("RDMACM_PROVIDER", "RDMACM_CORE"),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
@@ -112,16 +102,9 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("-t is an option of the client, and needs -s ADDR")
     if args.validate and not is_server:
         args.parser.error("-V is an option of the server, and excludes -s")
-
-    def work(endpoint: _Endpoint) -> None:
-        endpoint.establish()
-        if endpoint.messages:
-            endpoint.move_data()
-        endpoint.disconnect()
-
-    kind: type[_Endpoint] = _Server if is_server else _Client
-    role = "server" if is_server else "client"
-    return run_exchange(args, "cmatose", role, lambda: kind(args), work, lambda _: {"validated": args.validate})
+    if is_server:
+        return run_exchange(args, "cmatose", "server", _Server)
+    return run_exchange(args, "cmatose", "client", _Client)
 
 
 class _Exchange:
@@ -215,11 +198,11 @@ class _Exchange:
             self._cq.close()
 
 
-class _Endpoint(End, ABC):
+class _Endpoint(End):
     """The server or the client: an event channel, the connections, and one selector for events and completions."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, _PORT_SPACES[args.port_space])
+        super().__init__(args, "cmatose", _PORT_SPACES[args.port_space])
         self.connections: dict[CmId, _Exchange] = {}
         #: Number of connections that have been established, and that have ended.
         self.established = self.ended = 0
@@ -241,6 +224,9 @@ class _Endpoint(End, ABC):
             channel = self._completion_channels[context.name] = CompChannel(context)
             self._selector.register(channel, selectors.EVENT_READ, partial(self._take_completions, channel))
         return self._completion_channels[context.name]
+
+    def facts(self) -> dict[str, object]:
+        return {"validated": self.args.validate}
 
     def set_options(self, cmid: CmId) -> None:
         """Set the options from the command line on an id."""
@@ -282,7 +268,7 @@ class _Endpoint(End, ABC):
 
     def _take_event(self, event: CmEvent) -> bool:
         """Process an event; return False when its id is to be destroyed."""
-        check_event(self.args, "cmatose", event, "transfer", event.id.peer_addr_text)
+        self.check_event(event, "transfer", event.id.peer_addr_text)
         if event.type is CmEventType.ESTABLISHED:
             self.established += 1
         elif event.type is CmEventType.DISCONNECTED:
@@ -300,18 +286,6 @@ class _Endpoint(End, ABC):
         """Start the next step of a connection; return False when the id is to be destroyed."""
 
     # -- steps ----------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def establish(self) -> None:
-        """Establish the connections."""
-
-    @abstractmethod
-    def move_data(self) -> None:
-        """Send and receive the messages."""
-
-    @abstractmethod
-    def disconnect(self) -> None:
-        """End the connections."""
 
     def await_connections(self) -> None:
         """Wait until all connections are established."""
@@ -349,9 +323,6 @@ class _Endpoint(End, ABC):
         self._selector.unregister(old)
         old.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for connection in self.connections.values():
             connection.close()
@@ -369,12 +340,23 @@ class _Server(_Endpoint):
         self._message = bytearray(islice(cycle(range(256)), args.size))
         self._listener = CmId(self.channel, self.space)
 
-    def establish(self) -> None:
-        listener, args = self._listener, self.args
-        self.bind_listener(listener)
-        listener.listen(args.connections)
-        announce(listener)
+    def work(self) -> None:
+        self.bind_listener(self._listener)
+        self._listener.listen(self.args.connections)
+        announce(self._listener)
         self.await_connections()
+        if self.messages:
+            self.say("initiating data transfers")
+            self.send()
+            self.say("completing sends")
+            self.await_sent()
+            self.say("receiving data transfers")
+            self.await_received()
+            self.say("data transfers complete")
+        self.migrate(self._listener, *self.connections)
+        self.say("cmatose: disconnecting")
+        self.await_ends(is_first=True)
+        self.say("disconnected")
 
     def advance(self, event: CmEvent) -> bool:
         if event.type is not CmEventType.CONNECT_REQUEST:
@@ -390,21 +372,6 @@ class _Server(_Endpoint):
         cmid.accept()
         return True
 
-    def move_data(self) -> None:
-        self.say("initiating data transfers")
-        self.send()
-        self.say("completing sends")
-        self.await_sent()
-        self.say("receiving data transfers")
-        self.await_received()
-        self.say("data transfers complete")
-
-    def disconnect(self) -> None:
-        self.migrate(self._listener, *self.connections)
-        self.say("cmatose: disconnecting")
-        self.await_ends(is_first=True)
-        self.say("disconnected")
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._listener.destroy()
         super().__exit__(kind, error, tb)
@@ -413,7 +380,7 @@ class _Server(_Endpoint):
 class _Client(_Endpoint):
     """The client: connects, and sends the received messages back."""
 
-    def establish(self) -> None:
+    def work(self) -> None:
         self.say("cmatose: connecting")
         args = self.args
         source = None if self.args.bind is None else self.own_address(0)
@@ -430,6 +397,15 @@ class _Client(_Endpoint):
                 cmid.set_option(OptionLevel.ID, IdOption.TOS, self.args.tos)
             cmid.resolve_addr(destination, source, TIMEOUT_MS)
         self.await_connections()
+        if self.messages:
+            self.say("receiving data transfers")
+            self.await_received()
+            self.say("sending replies")
+            self.send()
+            self.await_sent()
+            self.say("data transfers complete")
+        self.migrate(*self.connections)
+        self.await_ends(is_first=False)
 
     def advance(self, event: CmEvent) -> bool:
         if event.type is CmEventType.ADDR_RESOLVED:
@@ -439,15 +415,3 @@ class _Client(_Endpoint):
             self.connections[event.id].open(buffer, buffer)
             event.id.connect(_CONNECT_PARAM)
         return True
-
-    def move_data(self) -> None:
-        self.say("receiving data transfers")
-        self.await_received()
-        self.say("sending replies")
-        self.send()
-        self.await_sent()
-        self.say("data transfers complete")
-
-    def disconnect(self) -> None:
-        self.migrate(*self.connections)
-        self.await_ends(is_first=False)

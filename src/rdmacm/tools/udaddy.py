@@ -9,29 +9,20 @@ messages are not sent: both ends must be started with the same values.
 from __future__ import annotations
 
 import argparse
+from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Self
 
-from rdmacm.cmid import CmEvent, CmId, EventChannel
+from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
 from rdmacm.errors import RdmaError
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.arguments import add_address, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.exchange import (
-    SEND,
-    TIMEOUT_MS,
-    DatagramNode,
-    End,
-    add_counts,
-    add_format,
-    check_event,
-    run_exchange,
-)
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser
+from rdmacm.tools.exchange import SEND, TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, add_format, run_exchange
+from rdmacm.tools.output import Page, Parser
 from rdmacm.tools.serving import announce
 from rdmacm.tools.waiting import next_event
 from rdmacm.verbs.ah import AH
@@ -59,7 +50,7 @@ PAGE = Page(
         ("rdmacm udaddy -s storage-7 -C 100 -S 1024 --json", "Exchange 100 datagrams of 1 KiB and print a summary."),
     ),
     see_also="udaddy(1), rdmacm ucmatose",
-    environment=(PROVIDER_VARIABLE,),
+    environment=("RDMACM_PROVIDER",),
 )
 
 _PORT_SPACES = {"udp": PortSpace.UDP, "ipoib": PortSpace.IPOIB}
@@ -101,15 +92,9 @@ def run(args: argparse.Namespace) -> int:
     is_server = args.server is None
     if is_server and args.tos is not None:
         args.parser.error("-t is an option of the client, and needs -s ADDR")
-
-    def work(endpoint: _Endpoint) -> None:
-        endpoint.resolve()
-        if endpoint.messages:
-            endpoint.move_data()
-
-    kind: type[_Endpoint] = _Server if is_server else _Client
-    role = "server" if is_server else "client"
-    return run_exchange(args, "udaddy", role, lambda: kind(args), work)
+    if is_server:
+        return run_exchange(args, "udaddy", "server", _Server)
+    return run_exchange(args, "udaddy", "client", _Client)
 
 
 class _Node(DatagramNode):
@@ -148,38 +133,27 @@ class _Node(DatagramNode):
         endpoint.received += 1
         endpoint.received_bytes += wc.byte_len - GRH_LENGTH
         if self.ah is None:
-            self._find_sender(wc)
-
-    def _find_sender(self, wc: WC) -> None:
-        """The replies go to the sender of the first message, with the Q_Key of the queue pair that received it."""
-        qp = self.cmid.qp
-        assert qp is not None
-        self.ah = AH(self.cmid.pd, wc=wc, grh=self.inbox.buf, port_num=self.cmid.port_num)
-        self.remote_qpn = wc.src_qp if wc.imm_data is None else wc.imm_data
-        self.remote_qkey = qp.query()[0].qkey
+            # The replies go to the sender of the first message, with the Q_Key of the queue pair that received it.
+            qp = self.cmid.qp
+            assert qp is not None
+            self.ah = AH(self.cmid.pd, wc=wc, grh=self.inbox.buf, port_num=self.cmid.port_num)
+            self.remote_qpn = wc.src_qp if wc.imm_data is None else wc.imm_data
+            self.remote_qkey = qp.query()[0].qkey
 
 
-class _Endpoint(End):
-    """What the server and the client have in common: a channel, and the nodes."""
+class _Endpoint(DatagramEnd[_Node]):
+    """What the server and the client have in common."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, PortSpace(_NUMBERS[args.number]) if args.number else _PORT_SPACES[args.port_space])
-        self.nodes: dict[CmId, _Node] = {}
+        super().__init__(
+            args, "udaddy", PortSpace(_NUMBERS[args.number]) if args.number else _PORT_SPACES[args.port_space]
+        )
         #: Number of nodes whose peer is known, or that were accepted.
         self.connected = 0
-        self.channel = EventChannel(args.provider)
 
-    def resolve(self) -> None:
-        """Find the peers' queue pairs, or be found."""
-        raise NotImplementedError
-
-    def move_data(self) -> None:
-        """Send and receive the messages."""
-        raise NotImplementedError
-
+    @abstractmethod
     def advance(self, event: CmEvent) -> None:
         """Start the next step of a node."""
-        raise NotImplementedError
 
     def await_nodes(self) -> None:
         """Process events until all nodes are connected."""
@@ -189,21 +163,13 @@ class _Endpoint(End):
             else:
                 event = self.waits.until(partial(next_event, self.channel))
             with event:
-                check_event(self.args, "udaddy", event, "connect", event.id.peer_addr_text)
+                self.check_event(event, "connect", event.id.peer_addr_text)
                 self.advance(event)
 
     def await_messages(self) -> None:
         """Wait for the completions of all nodes."""
         for node in self.nodes.values():
             node.await_completions()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for node in self.nodes.values():
-            node.close()
-        self.channel.close()
 
 
 class _Server(_Endpoint):
@@ -213,12 +179,20 @@ class _Server(_Endpoint):
         super().__init__(args)
         self._listener = CmId(self.channel, self.space)
 
-    def resolve(self) -> None:
-        listener = self._listener
-        self.bind_listener(listener)
-        listener.listen(0)
-        announce(listener)
+    def work(self) -> None:
+        self.bind_listener(self._listener)
+        self._listener.listen(0)
+        announce(self._listener)
         self.await_nodes()
+        if not self.messages:
+            return
+        self.say("receiving data transfers")
+        self.await_messages()
+        self.say("sending replies")
+        for node in self.nodes.values():
+            node.post_messages(SendFlag.SIGNALED)
+        self.await_messages()
+        self.say("data transfers complete")
 
     def advance(self, event: CmEvent) -> None:
         if event.type is not CmEventType.CONNECT_REQUEST:
@@ -236,15 +210,6 @@ class _Server(_Endpoint):
         cmid.accept(ConnParam(qp_num=cmid.qp.qp_num))
         self.connected += 1
 
-    def move_data(self) -> None:
-        self.say("receiving data transfers")
-        self.await_messages()
-        self.say("sending replies")
-        for node in self.nodes.values():
-            node.post_messages(SendFlag.SIGNALED)
-        self.await_messages()
-        self.say("data transfers complete")
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._listener.destroy()
         super().__exit__(kind, error, tb)
@@ -253,7 +218,7 @@ class _Server(_Endpoint):
 class _Client(_Endpoint):
     """The client: finds the server's queue pairs, sends, and receives the replies."""
 
-    def resolve(self) -> None:
+    def work(self) -> None:
         args = self.args
         source = None if args.bind is None else self.own_address(0)
         destination = self.find_server(source)
@@ -266,6 +231,15 @@ class _Client(_Endpoint):
                 cmid.set_option(OptionLevel.ID, IdOption.TOS, args.tos)
             cmid.resolve_addr(destination, source, TIMEOUT_MS)
         self.await_nodes()
+        if not self.messages:
+            return
+        self.say("initiating data transfers")
+        for node in self.nodes.values():
+            node.post_messages(SendFlag(0))
+            self.sent += self.messages
+        self.say("receiving data transfers")
+        self.await_messages()
+        self.say("data transfers complete")
 
     def advance(self, event: CmEvent) -> None:
         node = self.nodes[event.id]
@@ -276,15 +250,5 @@ class _Client(_Endpoint):
             event.id.connect()
         elif event.type is CmEventType.ESTABLISHED:
             assert isinstance(event.param, UdParam)
-            node.ah = AH(event.id.pd, event.param.ah_attr)
-            node.remote_qpn, node.remote_qkey = event.param.qp_num, event.param.qkey
+            node.send_to(event.param)
             self.connected += 1
-
-    def move_data(self) -> None:
-        self.say("initiating data transfers")
-        for node in self.nodes.values():
-            node.post_messages(SendFlag(0))
-            self.sent += self.messages
-        self.say("receiving data transfers")
-        self.await_messages()
-        self.say("data transfers complete")
