@@ -7,11 +7,11 @@ import pytest
 from interop.scenario import Guest
 
 SCRIPT = """
-rm -f /tmp/go
+rm -f /tmp/go /tmp/other.out
 serve_rxe python3 -m interop.gone_peer server $RXE{family}
 soft python3 -m rdmacm rping -s -P >/tmp/other.out 2>&1 &
 OTHER=$!
-for ((i = 0; i < 3000; i++)); do grep -q listening /tmp/other.out && break; nap 0.01; done
+for ((i = 0; i < 3000; i++)); do grep -qs listening /tmp/other.out && break; nap 0.01; done
 soft python3 -m interop.gone_peer client $RXE{family}
 soft tc qdisc delete dev vb root
 touch /tmp/go

@@ -5,10 +5,11 @@ from __future__ import annotations
 from interop.scenario import Guest
 
 SCRIPT = """
+rm -f /tmp/lost_peer.out
 serve_rxe env RDMACM_PROVIDER=kernel python3 -m interop.lost_peer server $RXE4
-soft python3 -m rdmacm rping -s -P >/tmp/other.out 2>&1 &
+soft python3 -m rdmacm rping -s -P >/tmp/lost_peer.out 2>&1 &
 OTHER=$!
-for ((i = 0; i < 3000; i++)); do grep -q listening /tmp/other.out && break; nap 0.01; done
+for ((i = 0; i < 3000; i++)); do grep -qs listening /tmp/lost_peer.out && break; nap 0.01; done
 soft python3 -m interop.lost_peer client $RXE4
 finish
 status=$?
