@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.engine import EngineCounters, EngineFactory, QPEngine, SharedReceives
     from rdmacm.proto.work import Memory
 
-__all__ = ["UdEngineFactory", "make_rc_engine", "make_uc_engine", "make_ud_engine", "make_xrc_initiator",
-           "make_xrc_target"]  # fmt: skip
-
 #: Makes the engine of a datagram queue pair in INIT: see :class:`UdEngine`.
 UdEngineFactory: TypeAlias = "Callable[[int, Memory, SharedReceives | None, EngineCounters], UdEngine[Any]]"
 
