@@ -618,12 +618,28 @@ def examine(mutants: list[Mutant], jobs: int) -> None:
     run_all(start, finished, jobs)
 
 
-def report(mutants: list[Mutant], total: int, seed: int, calls: Calls) -> str:
+class Outcome(Protocol):
+    """A change that was tried."""
+
+    #: As shown to people: relative to the root.
+    file: str
+    line: int
+    text: str
+    #: How many tests ran, and the one that failed.
+    ran: int
+    killed_by: str | None
+
+
+def report(
+    mutants: Sequence[Outcome], total: int, seed: int, unusable: Iterable[str], notes: Iterable[str] = ()
+) -> str:
+    """What is printed at the end. ``unusable``: tests that fail without a change; ``notes``: more lines."""
     survivors = [mutant for mutant in mutants if mutant.killed_by is None]
     killed = len(mutants) - len(survivors)
     share = 100 * killed / max(1, len(mutants))
     lines = [
-        f"seed {seed}: {len(mutants)} of {total} mutants, {killed} killed ({share:.1f} %), {len(survivors)} survived"
+        f"seed {seed}: {len(mutants)} of {total} mutants, {killed} killed ({share:.1f} %), {len(survivors)} survived",
+        *notes,
     ]
     lines += ["", "killed  of"]
     counts = Counter(mutant.file for mutant in mutants)
@@ -632,13 +648,10 @@ def report(mutants: list[Mutant], total: int, seed: int, calls: Calls) -> str:
     lines += ["", "survived, and how many tests ran"]
     lines += [f"{mutant.ran:6d}  {mutant.file}:{mutant.line}: {mutant.text}" for mutant in survivors]
     lines += ["", "killed, and by which test"]
-    lines += [
-        f"  {mutant.file}:{mutant.line}: {mutant.text}\n      {mutant.killed_by}"
-        for mutant in mutants
-        if mutant.killed_by
-    ]
-    if calls.unusable:
-        lines += ["", "tests that fail on the unchanged sources", *(f"  {each}" for each in calls.unusable)]
+    lines += [f"  {each.file}:{each.line}: {each.text}\n      {each.killed_by}" for each in mutants if each.killed_by]
+    broken = [f"  {each}" for each in unusable]
+    if broken:
+        lines += ["", "tests that fail on the unchanged sources", *broken]
     return "\n".join(lines)
 
 
@@ -684,7 +697,7 @@ def main() -> int:
         importing = importers[mutant.module] | importers[mutant.module.rpartition(".")[0]]
         mutant.stages = calls.stages(file, mutant.function, importing)
     examine(drawn, options.jobs)
-    print(report(drawn, len(possible), options.seed, calls))
+    print(report(drawn, len(possible), options.seed, calls.unusable))
     return 0
 
 

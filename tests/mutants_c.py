@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutants import Reporter, Run, draw, preload, run_all
+from mutants import Reporter, Run, draw, preload, report, run_all
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
@@ -406,27 +406,6 @@ def examine(
     return done, left_out
 
 
-def report(mutants: list[Mutant], left_out: Counter[str], total: int, seed: int, tests: Tests) -> str:
-    survivors = [mutant for mutant in mutants if mutant.killed_by is None]
-    killed = len(mutants) - len(survivors)
-    share = 100 * killed / max(1, len(mutants))
-    lines = [
-        f"seed {seed}: {len(mutants)} of {total} mutants, {killed} killed ({share:.1f} %), {len(survivors)} survived",
-        "not counted: " + ", ".join(f"{left_out[reason]} that {what}" for reason, what in _LEFT_OUT.items()),
-    ]
-    lines += ["", "killed  of"]
-    counts = Counter(mutant.file for mutant in mutants)
-    living = Counter(mutant.file for mutant in survivors)
-    lines += [f"{counts[file] - living[file]:6d} {counts[file]:3d}  {file}" for file in sorted(counts)]
-    lines += ["", "survived, and how many tests ran"]
-    lines += [f"{mutant.ran:6d}  {mutant.file}:{mutant.line}: {mutant.text}" for mutant in survivors]
-    lines += ["", "killed, and by which test"]
-    lines += [f"  {each.file}:{each.line}: {each.text}\n      {each.killed_by}" for each in mutants if each.killed_by]
-    if tests.unusable:
-        lines += ["", "tests that fail on the unchanged sources", *(f"  {each}" for each in tests.unusable)]
-    return "\n".join(lines)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="mutants --c", description="Change the C code at random and see tests fail.")
     parser.add_argument("--seed", type=int, default=1, help="draws the mutants (%(default)s)")
@@ -443,7 +422,9 @@ def main() -> int:
         build = Build(ROOT, Path(directory))
         tests = Tests(ROOT, build, options.jobs)
         found, left_out = examine(draw(possible, options.seed), options.count, tests, build, options.jobs)
-    print(report(sorted(found, key=lambda each: (each.file, each.line)), left_out, total, options.seed, tests))
+    note = "not counted: " + ", ".join(f"{left_out[reason]} that {what}" for reason, what in _LEFT_OUT.items())
+    done = sorted(found, key=lambda each: (each.file, each.line))
+    print(report(done, total, options.seed, tests.unusable, [note]))
     return 0
 
 
