@@ -10,7 +10,7 @@ import os
 import random
 import struct
 from dataclasses import fields
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import pytest
 
@@ -27,7 +27,7 @@ from rdmacm.soft.device.memory_window import Bind, SoftMW
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import inc_rkey
-from support.compiled import compare
+from support.compiled import Mischief, compare
 from support.examples import EXAMPLES
 from support.rc import ALL, BASE, ENGINES, connect, flows
 from support.rows import for_each
@@ -95,7 +95,7 @@ class Memory(RemoteMemory):
         return self.region.windows, [(w.rkey, w.state, bool(w.binding.number)) for w in self.windows]
 
 
-class Run:
+class Run(Mischief):
     """Two engines, their memory, and a source of mischief."""
 
     #: What the connection sends.
@@ -143,31 +143,6 @@ class Run:
         """The engine of an end."""
         engine = ENGINES["c" if self.with_core else "python"]
         return engine(index + 1, self.memory[index], self.queues[index], self.counters[index])
-
-    def shared(self, *, with_core: bool) -> PythonReceives:
-        if not with_core:
-            return PythonReceives(48)
-        assert compiled is not None
-        return cast("PythonReceives", compiled.SharedReceives(48, 32, compiled.Regions(), self, None))
-
-    def receive(self, end: RcEngine, work: RecvWork) -> None:
-        queue = self.queues[end.qp_num - 1]
-        if queue is None:
-            end.post_recv(work)
-        else:
-            self.observed.append(queue.post_work(work))
-
-    def see_shared(self) -> None:
-        """Observe the shared receive queues, and set the limit of one at times."""
-        for queue in self.queues:
-            if queue is not None:
-                if self.random.random() < 0.1:
-                    queue.limit = self.random.choice((0, 2, 20, 48))
-                self.observed.append((len(queue), queue.limit, queue.take_limit_reached()))
-
-    def often(self, chance: float) -> bool:
-        """Whether a fault comes."""
-        return self.random.random() < chance * self.mischief
 
     def buffer(self, size: int) -> memoryview:
         self.buffers.append(bytearray(self.random.randbytes(size)))

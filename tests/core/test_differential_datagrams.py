@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import struct
-from typing import cast
 
 import pytest
 
@@ -22,8 +21,7 @@ from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.ud import UdEngine, UdSend, flow_between
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import INACCESSIBLE
-from rdmacm.soft.device.shared_receive_queue import PythonReceives
-from support.compiled import compare
+from support.compiled import Mischief, compare
 from support.examples import EXAMPLES
 from support.rc import Region
 from support.rows import for_each
@@ -44,7 +42,7 @@ GROUPS = bytes((239, 1, 2, 3)), b"\xff\x1e" + bytes(13) + b"\1"
 _FIELDS = ("qp_num", "qkey", "psn", "max_payload", "is_ready", "is_paused", "failed", "send_failed", "has_pending")
 
 
-class Run:
+class Run(Mischief):
     """Three engines, their memory, and a source of mischief."""
 
     def __init__(self, seed: int, *, with_core: bool, mischief: float) -> None:
@@ -66,31 +64,6 @@ class Run:
         for end in self.ends:
             end.qkey, end.max_payload = QKEY, MTU
             end.ready_to_send(self.random.choice((5, 0xFFFFF0)))
-
-    def shared(self, *, with_core: bool) -> PythonReceives:
-        if not with_core:
-            return PythonReceives(48)
-        assert compiled is not None
-        return cast("PythonReceives", compiled.SharedReceives(48, 32, compiled.Regions(), self, None))
-
-    def receive(self, end: UdEngine[int], work: RecvWork) -> None:
-        queue = self.queues[end.qp_num - 1]
-        if queue is None:
-            end.post_recv(work)
-        else:
-            self.observed.append(queue.post_work(work))
-
-    def see_shared(self) -> None:
-        """Observe the shared receive queues, and set the limit of one at times."""
-        for queue in self.queues:
-            if queue is not None:
-                if self.random.random() < 0.1:
-                    queue.limit = self.random.choice((0, 2, 20, 48))
-                self.observed.append((len(queue), queue.limit, queue.take_limit_reached()))
-
-    def often(self, chance: float) -> bool:
-        """Whether a fault comes."""
-        return self.random.random() < chance * self.mischief
 
     def buffer(self, size: int) -> memoryview:
         self.buffers.append(bytearray(self.random.randbytes(size)))

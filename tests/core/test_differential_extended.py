@@ -21,6 +21,7 @@ from rdmacm.proto.work import WC, RecvWork
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.memory_window import SoftMW
 from rdmacm.soft.device.shared_receive_queue import PythonReceives
+from support.compiled import Receiver
 from support.examples import EXAMPLES
 from support.rows import for_each
 
@@ -87,7 +88,7 @@ class ExtendedRun(Run):
             if self.domain is not None:
                 self.domain.remove(NUMBERS[1])
 
-    def receive(self, end: RcEngine, work: RecvWork) -> None:
+    def receive(self, end: Receiver, work: RecvWork) -> None:
         queue = self.random.choice(self.queues)
         assert queue is not None
         self.observed.append(queue.post_work(work))

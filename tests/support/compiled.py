@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol, TypeVar, cast
 
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.work import RecvWork
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.queue_pair import SoftQP
+from rdmacm.soft.device.shared_receive_queue import PythonReceives
 from rdmacm.soft.wire.udp import UdpWire
 
-__all__ = ["CoreEnd", "Transcript", "assert_collected", "compare", "is_held"]
+__all__ = ["CoreEnd", "Mischief", "Receiver", "Transcript", "assert_collected", "compare", "is_held"]
 
 
 class Transcript(Protocol):
@@ -43,6 +47,52 @@ def compare(make: Callable[[bool], T], steps: int) -> T:
         python.observed.clear()
     assert core.finish() == python.finish()
     return core
+
+
+class Receiver(Protocol):
+    """An engine that takes receives."""
+
+    @property
+    def qp_num(self) -> int: ...
+
+    def post_recv(self, work: RecvWork, /) -> None: ...
+
+
+class Mischief:
+    """What transcripts have in common: a source of faults, and shared receive queues."""
+
+    random: Random
+    #: 0: no fault; 1: the most.
+    mischief: float
+    #: What was seen since the last comparison.
+    observed: list[object]
+    #: The shared receive queues of the engines 1, 2, ...; None: it has receives of its own.
+    queues: Sequence[PythonReceives | None]
+
+    def shared(self, *, with_core: bool) -> PythonReceives:
+        if not with_core:
+            return PythonReceives(48)
+        assert compiled is not None
+        return cast("PythonReceives", compiled.SharedReceives(48, 32, compiled.Regions(), self, None))
+
+    def receive(self, end: Receiver, work: RecvWork) -> None:
+        queue = self.queues[end.qp_num - 1]
+        if queue is None:
+            end.post_recv(work)
+        else:
+            self.observed.append(queue.post_work(work))
+
+    def see_shared(self) -> None:
+        """Observe the shared receive queues, and set the limit of one at times."""
+        for queue in self.queues:
+            if queue is not None:
+                if self.random.random() < 0.1:
+                    queue.limit = self.random.choice((0, 2, 20, 48))
+                self.observed.append((len(queue), queue.limit, queue.take_limit_reached()))
+
+    def often(self, chance: float) -> bool:
+        """Whether a fault comes."""
+        return self.random.random() < chance * self.mischief
 
 
 def is_held(buffer: bytearray) -> bool:
