@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,7 +34,7 @@ from rdmacm.verbs import (
     WCStatus,
 )
 from support.compiled import assert_collected, is_held
-from support.netns import python_environment
+from support.programs import python_program
 from support.rc import ALL, Region, connect
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
@@ -341,38 +339,32 @@ sys.stdin.readline()
 
 
 def test_messages_and_the_limit_while_the_application_computes() -> None:
-    command = [sys.executable, "-c", _COMPUTING]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment(), text=True
-    ) as server:
+    with python_program(_COMPUTING) as server:
         assert server.stdout is not None
         clients = []
-        try:
-            port = int(server.stdout.readline())
-            for _ in range(2):
-                client = CmId()
-                client.resolve_addr(("127.0.0.1", port))
-                client.resolve_route()
-                client.create_qp(QPInitAttr(cap=QPCap(8, 1, 1, 1, 64)))
-                client.connect()
-                clients.append(client)
+        port = int(server.stdout.readline())
+        for _ in range(2):
+            client = CmId()
+            client.resolve_addr(("127.0.0.1", port))
+            client.resolve_route()
+            client.create_qp(QPInitAttr(cap=QPCap(8, 1, 1, 1, 64)))
+            client.connect()
+            clients.append(client)
 
-            def send(number: int) -> None:
-                client = clients[number % 2]
-                client.post_send(number, b"%d" % number, flags=FLAGS)
-                assert client.get_send_comp(20).status is OK
+        def send(number: int) -> None:
+            client = clients[number % 2]
+            client.post_send(number, b"%d" % number, flags=FLAGS)
+            assert client.get_send_comp(20).status is OK
 
-            for number in range(16):
-                send(number % 2)
-            assert server.stdout.readline() == "computing\n"
-            for number in range(1, 7):
-                send(number)
-            assert server.stdout.readline() == "SRQ_LIMIT_REACHED True 0\n"
-            assert server.stdout.readline() == "no other\n"
-            done = " ".join(str((number, "SUCCESS", 1)) for number in range(6))
-            assert server.stdout.readline() == f"{done} {b'123456'!r}\n"
-            server.communicate("\n", timeout=20)
-        finally:
-            server.kill()
+        for number in range(16):
+            send(number % 2)
+        assert server.stdout.readline() == "computing\n"
+        for number in range(1, 7):
+            send(number)
+        assert server.stdout.readline() == "SRQ_LIMIT_REACHED True 0\n"
+        assert server.stdout.readline() == "no other\n"
+        done = " ".join(str((number, "SUCCESS", 1)) for number in range(6))
+        assert server.stdout.readline() == f"{done} {b'123456'!r}\n"
+        server.communicate("\n", timeout=20)
     for client in clients:
         client.close()

@@ -39,7 +39,7 @@ from rdmacm.verbs import (
 from rdmacm.verbs.enums import AccessFlag
 from support.clock import eventually
 from support.compiled import CoreEnd
-from support.netns import python_environment
+from support.programs import python_program
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
 
@@ -483,39 +483,33 @@ def connected(port: int, host: str = "127.0.0.1") -> tuple[End, int, int]:
 
 
 def test_peers_are_served_while_the_application_computes() -> None:
-    command = [sys.executable, "-c", _COMPUTING]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment(), text=True
-    ) as server:
+    with python_program(_COMPUTING) as server:
         assert server.stdout is not None
-        try:
-            port = int(server.stdout.readline())
-            (one, address, rkey), (two, *_) = connected(port), connected(port)
-            for end in (one, two):  # both ends join the port
-                for _ in range(8):
-                    end.send(b"ready")
-                    end.completions(of_sends=True)
-            assert server.stdout.readline() == "computing\n"
-            for _ in range(3):
-                two.cmid.post_read(1, two.region, address, rkey, 0, 8, SIGNALED)
-                assert two.completions(of_sends=True) == [(1, WCStatus.SUCCESS, WCOpcode.RDMA_READ, 8)]
-            atomic = SendWR(
-                2, WROpcode.ATOMIC_FETCH_AND_ADD, [one.region.sge(0, 8)], SIGNALED, remote_addr=address + 8, rkey=rkey,
-                compare_add=1 << 56 if sys.byteorder == "big" else 3,
-            )  # fmt: skip
-            one.qp.post_send(atomic)
-            one.send(b"after it")
-            assert [number for number, *_ in one.completions(2, of_sends=True)] == [2, 7]
-            two.cmid.post_read(1, two.region, address, rkey, 0, 16, SIGNALED)
-            assert two.completions(of_sends=True) == [(1, WCStatus.SUCCESS, WCOpcode.RDMA_READ, 16)]
-            assert any(two.memory[8:16]), "the atomic is executed"
-            two.memory[:1] = b"x"
-            two.cmid.post_write(3, two.region, address, rkey, 0, 1, SIGNALED)
-            assert two.completions(of_sends=True)[0][:2] == (3, WCStatus.SUCCESS)
-            assert int(server.stdout.readline()) == 3
-            server.communicate("\n", timeout=20)
-        finally:
-            server.kill()
+        port = int(server.stdout.readline())
+        (one, address, rkey), (two, *_) = connected(port), connected(port)
+        for end in (one, two):  # both ends join the port
+            for _ in range(8):
+                end.send(b"ready")
+                end.completions(of_sends=True)
+        assert server.stdout.readline() == "computing\n"
+        for _ in range(3):
+            two.cmid.post_read(1, two.region, address, rkey, 0, 8, SIGNALED)
+            assert two.completions(of_sends=True) == [(1, WCStatus.SUCCESS, WCOpcode.RDMA_READ, 8)]
+        atomic = SendWR(
+            2, WROpcode.ATOMIC_FETCH_AND_ADD, [one.region.sge(0, 8)], SIGNALED, remote_addr=address + 8, rkey=rkey,
+            compare_add=1 << 56 if sys.byteorder == "big" else 3,
+        )  # fmt: skip
+        one.qp.post_send(atomic)
+        one.send(b"after it")
+        assert [number for number, *_ in one.completions(2, of_sends=True)] == [2, 7]
+        two.cmid.post_read(1, two.region, address, rkey, 0, 16, SIGNALED)
+        assert two.completions(of_sends=True) == [(1, WCStatus.SUCCESS, WCOpcode.RDMA_READ, 16)]
+        assert any(two.memory[8:16]), "the atomic is executed"
+        two.memory[:1] = b"x"
+        two.cmid.post_write(3, two.region, address, rkey, 0, 1, SIGNALED)
+        assert two.completions(of_sends=True)[0][:2] == (3, WCStatus.SUCCESS)
+        assert int(server.stdout.readline()) == 3
+        server.communicate("\n", timeout=20)
     for end in (one, two):
         end.region.close()
         end.cmid.close()
@@ -602,23 +596,17 @@ class Computing:
 
 @pytest.fixture
 def computing(listener: CmId) -> Iterator[Computing]:
-    command = [sys.executable, "-c", _COMPUTING_CLIENT, str(listener.src_port)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment(), text=True
-    ) as client:
-        try:
-            server = make_end(listener.get_request(10), size=1 << 15)
-            server.receive(8)
-            server.cmid.accept()
-            for _ in range(8):
-                server.completions()
-                server.send(b"ready")
-                server.completions(of_sends=True)
-            yield Computing(client, server, *struct.unpack_from("!QI", server.memory))
-            server.region.close()
-            server.cmid.close()
-        finally:
-            client.kill()
+    with python_program(_COMPUTING_CLIENT, str(listener.src_port)) as client:
+        server = make_end(listener.get_request(10), size=1 << 15)
+        server.receive(8)
+        server.cmid.accept()
+        for _ in range(8):
+            server.completions()
+            server.send(b"ready")
+            server.completions(of_sends=True)
+        yield Computing(client, server, *struct.unpack_from("!QI", server.memory))
+        server.region.close()
+        server.cmid.close()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import select
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ from rdmacm.verbs import (
 from rdmacm.verbs.enums import AccessFlag, EventType, SrqAttrMask
 from support.clock import eventually
 from support.compiled import is_held
-from support.netns import python_environment
+from support.programs import python_program
 from support.rc import Region, connect, flows
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
@@ -258,40 +256,31 @@ sys.stdin.readline()
 
 
 def test_messages_arrive_and_are_answered_while_the_application_computes() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _COMPUTING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=python_environment(),
-        text=True,
-    ) as server:
+    with python_program(_COMPUTING) as server:
         assert server.stdout is not None
-        try:
-            end = initiator(int(server.stdout.readline()))
-            address, rkey, number = map(int, server.stdout.readline().split())
+        end = initiator(int(server.stdout.readline()))
+        address, rkey, number = map(int, server.stdout.readline().split())
 
-            def post(opcode: WROpcode, size: int) -> None:
-                wr = SendWR(1, opcode, [end.region.sge(0, size)], SIGNALED, remote_addr=address, rkey=rkey)
-                wr.set_qp_type_xrc(number)
-                end.qp.post_send(wr)
-                assert end.completions(of_sends=True)[0][:2] == (1, WCStatus.SUCCESS)
+        def post(opcode: WROpcode, size: int) -> None:
+            wr = SendWR(1, opcode, [end.region.sge(0, size)], SIGNALED, remote_addr=address, rkey=rkey)
+            wr.set_qp_type_xrc(number)
+            end.qp.post_send(wr)
+            assert end.completions(of_sends=True)[0][:2] == (1, WCStatus.SUCCESS)
 
-            end.memory[:] = b"data" * 2048
-            for _ in range(2):
-                post(W.SEND, 1)
-            assert server.stdout.readline() == "computing\n"
-            for size in range(16):
-                post(W.SEND, 256 * size)
-            post(W.RDMA_READ, 8)
-            assert end.memory[:8] == bytes(8)
-            assert not select.select([server.stdout], [], [], 0)[0], "it has computed all the time"
-            end.memory[:8] = b"finished"
-            post(W.RDMA_WRITE, 8)
-            lengths = " ".join(str(256 * size) for size in range(16))
-            assert server.stdout.readline() == f"{lengths} data\n"
-            server.communicate("\n", timeout=20)
-        finally:
-            server.kill()
+        end.memory[:] = b"data" * 2048
+        for _ in range(2):
+            post(W.SEND, 1)
+        assert server.stdout.readline() == "computing\n"
+        for size in range(16):
+            post(W.SEND, 256 * size)
+        post(W.RDMA_READ, 8)
+        assert end.memory[:8] == bytes(8)
+        assert not select.select([server.stdout], [], [], 0)[0], "it has computed all the time"
+        end.memory[:8] = b"finished"
+        post(W.RDMA_WRITE, 8)
+        lengths = " ".join(str(256 * size) for size in range(16))
+        assert server.stdout.readline() == f"{lengths} data\n"
+        server.communicate("\n", timeout=20)
     end.region.close()
     end.cmid.close()
 

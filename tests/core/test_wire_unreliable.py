@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import select
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -28,7 +26,7 @@ from rdmacm.verbs import (
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag, QPAttrMask
 from support.clock import eventually
-from support.netns import python_environment
+from support.programs import python_program
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
 
@@ -156,30 +154,21 @@ sys.stdin.readline()
 
 
 def test_messages_arrive_while_the_application_computes() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _COMPUTING],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=python_environment(),
-        text=True,
-    ) as server:
+    with python_program(_COMPUTING) as server:
         assert server.stdout is not None
-        try:
-            end = connected(int(server.stdout.readline()))
-            address, rkey = map(int, server.stdout.readline().split())
-            end.send(b"ready")
-            assert server.stdout.readline() == "computing\n"
-            end.memory[:] = b"data" * 2048
-            for number in range(16):
-                end.qp.post_send(SendWR(number, W.SEND, [end.region.sge(0, 256 * number)], SIGNALED))
-            assert [number for number, *_ in end.completions(17, of_sends=True)] == [7, *range(16)]
-            assert not select.select([server.stdout], [], [], 0.1)[0], "it has computed all the time"
-            end.qp.post_send(SendWR(1, W.RDMA_WRITE, [b"x"], INLINE, remote_addr=address, rkey=rkey))
-            lengths = " ".join(str(256 * number) for number in range(16))
-            assert server.stdout.readline() == f"{lengths} data\n"
-            server.communicate("\n", timeout=20)
-        finally:
-            server.kill()
+        end = connected(int(server.stdout.readline()))
+        address, rkey = map(int, server.stdout.readline().split())
+        end.send(b"ready")
+        assert server.stdout.readline() == "computing\n"
+        end.memory[:] = b"data" * 2048
+        for number in range(16):
+            end.qp.post_send(SendWR(number, W.SEND, [end.region.sge(0, 256 * number)], SIGNALED))
+        assert [number for number, *_ in end.completions(17, of_sends=True)] == [7, *range(16)]
+        assert not select.select([server.stdout], [], [], 0.1)[0], "it has computed all the time"
+        end.qp.post_send(SendWR(1, W.RDMA_WRITE, [b"x"], INLINE, remote_addr=address, rkey=rkey))
+        lengths = " ".join(str(256 * number) for number in range(16))
+        assert server.stdout.readline() == f"{lengths} data\n"
+        server.communicate("\n", timeout=20)
     end.region.close()
     end.cmid.close()
 

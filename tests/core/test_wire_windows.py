@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import select
-import subprocess
-import sys
 
 import pytest
 
 from core.test_wire import End, connected
 from rdmacm.proto.core_choice import compiled
 from rdmacm.verbs import SendFlag, SendWR, WCOpcode, WCStatus, WROpcode
-from support.netns import python_environment
+from support.programs import python_program
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
 
@@ -69,32 +67,26 @@ def write(end: End, data: bytes, address: int, rkey: int) -> WCStatus:
 
 
 def test_window_is_bound_used_and_invalidated_while_its_owner_computes() -> None:
-    command = [sys.executable, "-c", _COMPUTING]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment(), text=True
-    ) as server:
+    with python_program(_COMPUTING) as server:
         assert server.stdout is not None
-        try:
-            end, address, rkey = connected(int(server.stdout.readline()))
-            for _ in range(8):
-                end.send(b"ready")
-                end.completions(of_sends=True)
-            end.receive(2)
-            assert [length for *_, length in end.completions(2)] == [4, 4]
-            key = int.from_bytes(end.memory[:4], "big")
-            for offset, data in (0, b"into the "), (9, b"window."):
-                assert write(end, data, offset, key) is WCStatus.SUCCESS
-            invalidation = SendWR(6, WROpcode.SEND_WITH_INV, send_flags=SendFlag.SIGNALED, invalidate_rkey=key)
-            end.qp.post_send(invalidation)
-            assert end.completions(of_sends=True) == [(6, WCStatus.SUCCESS, WCOpcode.SEND, 0)]
-            assert not select.select([server.stdout], [], [], 0)[0], "it has computed all the time"
-            assert write(end, b"x", address, rkey) is WCStatus.SUCCESS
-            assert server.stdout.readline() == "SUCCESS SUCCESS SUCCESS\n"
-            assert server.stdout.readline() == "True into the window.\n"
-            assert write(end, b"too late", 0, key) is WCStatus.REM_ACCESS_ERR
-            server.communicate("\n", timeout=20)
-            assert server.returncode == 0
-        finally:
-            server.kill()
+        end, address, rkey = connected(int(server.stdout.readline()))
+        for _ in range(8):
+            end.send(b"ready")
+            end.completions(of_sends=True)
+        end.receive(2)
+        assert [length for *_, length in end.completions(2)] == [4, 4]
+        key = int.from_bytes(end.memory[:4], "big")
+        for offset, data in (0, b"into the "), (9, b"window."):
+            assert write(end, data, offset, key) is WCStatus.SUCCESS
+        invalidation = SendWR(6, WROpcode.SEND_WITH_INV, send_flags=SendFlag.SIGNALED, invalidate_rkey=key)
+        end.qp.post_send(invalidation)
+        assert end.completions(of_sends=True) == [(6, WCStatus.SUCCESS, WCOpcode.SEND, 0)]
+        assert not select.select([server.stdout], [], [], 0)[0], "it has computed all the time"
+        assert write(end, b"x", address, rkey) is WCStatus.SUCCESS
+        assert server.stdout.readline() == "SUCCESS SUCCESS SUCCESS\n"
+        assert server.stdout.readline() == "True into the window.\n"
+        assert write(end, b"too late", 0, key) is WCStatus.REM_ACCESS_ERR
+        server.communicate("\n", timeout=20)
+        assert server.returncode == 0
     end.region.close()
     end.cmid.close()
