@@ -6,8 +6,6 @@ import errno
 import gc
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import pytest
 
 from rdmacm import RdmaError, open_device
 from rdmacm.address import Gid
-from rdmacm.proto.constants import MULTICAST_QPN, ROCE_PORT
+from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.roce.icrc import icrc_between
@@ -53,7 +51,6 @@ from rdmacm.verbs.attr import SrqAttr
 from rdmacm.verbs.enums import EventType, QPAttrMask, SrqAttrMask
 from support.clock import eventually
 from support.compiled import CoreEnd
-from support.netns import python_environment
 from support.ud import make_ud
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
@@ -550,139 +547,6 @@ def test_packets_in_other_states_are_dropped(ends: Ends) -> None:
     other.close()
 
 
-# -- multicast groups -------------------------------------------------------------------------------------------------
-
-HOST, GROUP = "127.0.0.1", "239.9.8.7"  # IPv6 has no route to a group here
-
-
-class Members:
-    """Two queue pairs that are attached to a group and have joined the port, and one that sends to it."""
-
-    def __init__(self) -> None:
-        self.gid = Gid.from_ip(ip_address(GROUP).packed)
-        self.ends = [make_end() for _ in range(3)]
-        self.sender = self.ends[0]
-        for end in self.ends[1:]:
-            end.qp.attach_mcast(self.gid)
-            end.receive(8)
-        index = next(
-            row.gid_index for row in self.sender.context.query_gid_table() if row.gid.ip == ip_address(HOST).packed
-        )
-        gr = GlobalRoute(dgid=self.gid, sgid_index=index, hop_limit=9, traffic_class=0x2E)
-        self.ah = AH(self.sender.pd, AHAttr(is_global=True, gr=gr))
-        self.send(b"the first finds the route")
-        for end in self.ends[1:]:
-            end.completions(1)
-
-    def send(self, *messages: bytes, **more: object) -> None:
-        fields = {"ah": self.ah, "remote_qpn": MULTICAST_QPN, "remote_qkey": QKEY, "send_flags": INLINE, **more}
-        self.sender.qp.post_send([SendWR(n, sg=[m], **fields) for n, m in enumerate(messages)])  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self.ah.close()
-        for end in self.ends:
-            end.close()
-
-
-@pytest.fixture
-def members() -> Iterator[Members]:
-    members = Members()
-    yield members
-    members.close()
-
-
-def test_messages_to_a_group(members: Members) -> None:
-    sender, *attached = members.ends
-    before = sender.taken
-    members.send(b"every", b"member")
-    for end in attached:
-        assert [(wc.byte_len, wc.src_qp) for wc in end.completions(2)] == [
-            (45, sender.qp.qp_num),
-            (46, sender.qp.qp_num),
-        ]
-        assert end.message(1, 5) == b"every"
-        assert end.backend.core is not None
-        grh = GRH.unpack(memoryview(end.memory)[2 * ROOM :])
-        assert (grh.sgid.ip, grh.dgid, grh.traffic_class, grh.hop_limit) == (
-            *(ip_address(HOST).packed, members.gid, 0x2E, 9),
-        )
-    assert sender.taken == before + 2
-    assert members.ah.core_route is not None
-    sender.qp.attach_mcast(members.gid)
-    sender.receive(1)
-    members.send(b"and itself")
-    assert sender.completions(1)[0].byte_len == 50
-    attached[0].qp.detach_mcast(members.gid)
-    members.send(b"without one")
-    assert [wc.byte_len for wc in attached[1].completions(2)] == [50, 51]
-    assert [wc.byte_len for wc in attached[0].completions(1)] == [50]
-    assert not attached[0].cq.poll(1)
-
-
-def test_what_a_group_drops(members: Members) -> None:
-    sender, one, other = members.ends
-    mux, engine = sender.backend._mux, make_ud(sender.qp.qp_num)
-    stray, state = mux.wire.counters["stray"], mux.dropped["state"]
-    before, taken = dropped(one), sender.taken
-    other.qp.to_error()
-    other.completions(7)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
-        raw.bind(("127.0.0.1", 0))
-        icrc = icrc_between(*(ip_address(each).packed for each in (HOST, GROUP)), raw.getsockname()[1])
-        for number, (qpn, qkey) in enumerate(((one.qp.qp_num, QKEY), (MULTICAST_QPN, 5), (MULTICAST_QPN, QKEY))):
-            work = SendWork(number, WROpcode.SEND, [memoryview(b"%d" % number)])
-            engine.post_send(UdSend(work, "way", icrc, qpn, qkey))
-            ((_, pieces, _),) = engine.datagrams(1, 0)
-            raw.sendto(b"".join(pieces), (GROUP, ROCE_PORT))
-    assert [wc.byte_len for wc in one.completions(1)] == [41]
-
-    def counted() -> bool:
-        mux.see_core_wire()
-        return (mux.wire.counters["stray"], mux.dropped["state"]) == (stray + 1, state + 2)
-
-    eventually(counted, "not all are counted")
-    assert dropped(one).get("dropped_qkey", 0) == before.get("dropped_qkey", 0) + 1
-    assert sender.taken == taken + 2
-
-
-def test_member_that_has_not_joined_gets_its_messages(members: Members) -> None:
-    """Python delivers to all of a group where the engine of one is not made yet."""
-    one = members.ends[1]
-    late = make_end(srq=True)
-    srq = late.qp.srq
-    assert srq is not None
-    srq.post_recv([RecvWR(n, [late.region.sge(n * ROOM, ROOM)]) for n in range(4)])
-    late.qp.attach_mcast(members.gid)
-    assert late.backend.core is None
-    for number in range(3):
-        members.send(b"late")
-        assert [wc.wr_id for wc in late.completions(1)] == [number]
-        assert len(one.completions(1)) == 1
-    assert late.backend.core is not None
-    late.qp.close()
-    srq.close()
-    late.close()
-
-
-def test_many_groups_are_read_by_the_thread(members: Members) -> None:
-    """More sockets than it has had room for at first."""
-    _, one, _ = members.ends
-    gids = [Gid.from_ip(ip_address(f"239.9.9.{number}").packed) for number in range(1, 16)]
-    for gid in gids:  # net.ipv4.igmp_max_memberships is of one socket
-        one.qp.attach_mcast(gid)
-    one.receive(20)
-    sender = members.sender
-    gr = GlobalRoute(dgid=gids[-1], sgid_index=members.ah.attr.gr.sgid_index)
-    with AH(sender.pd, AHAttr(is_global=True, gr=gr)) as ah:
-        for _ in range(3):
-            members.send(b"there", ah=ah)
-            assert len(one.completions(1)) == 1
-    for gid in gids:
-        one.qp.detach_mcast(gid)
-    members.send(b"still a member")
-    assert len(one.completions(1)) == 1
-
-
 def test_queue_that_overflows(ends: Ends) -> None:
     right, small = ends.right, make_end(cqe=2)
     small.receive(4)
@@ -754,61 +618,3 @@ def test_fork_leaves_the_port_to_the_parent(ends: Ends) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     left.qp.post_send(ends.wr(1, b"from the parent"))
     assert right.completions(1)[0].byte_len == 55
-
-
-#: Receives datagrams while it computes without a pause of the interpreter: as argument 1 says, by receives of its own,
-#: a shared receive queue, or from a group.
-_COMPUTING = """
-import sys
-kind, *sys.path[:0] = sys.argv[1:]
-from core.test_wire_datagrams import Ends, Members, ROOM, make_end, handle
-from rdmacm.verbs import RecvWR
-if kind == "group":
-    ends = Members()
-    right = ends.ends[1]
-else:
-    ends = Ends()
-    right = ends.right
-    right.receive(1)
-if kind == "shared":
-    right = make_end(srq=True)
-    right.qp.srq.post_recv([RecvWR(n, [right.region.sge(0, ROOM)]) for n in range(2)])
-    ends.left.qp.post_send(ends.wr(1, b"join", remote_qpn=right.qp.qp_num))
-    right.completions(1)
-memory, at = right.memory, 40 + ROOM * (kind == "group")
-memory[at] = 0
-with right.backend._mux.runtime.lock:  # no other thread is in the midst of something
-    sys.setswitchinterval(1000)  # and none gets the interpreter
-print(right.qp.qp_num, flush=True)
-while not memory[at]:
-    pass
-sys.setswitchinterval(0.005)
-(wc,) = right.completions(1)
-print(wc.byte_len, flush=True)
-if kind == "shared":
-    srq = right.qp.srq
-    right.qp.close()
-    srq.close()
-    right.close()
-ends.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", "shared", "group"])
-def test_datagrams_are_received_while_the_application_computes(kind: str) -> None:
-    ends = Members() if kind == "group" else Ends()
-    command = [sys.executable, "-c", _COMPUTING, kind, *sys.path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), text=True) as server:
-        assert server.stdout is not None
-        try:
-            number = int(server.stdout.readline())
-            if isinstance(ends, Members):
-                ends.send(b"wake up")
-            else:
-                ends.left.qp.post_send(ends.wr(1, b"wake up", remote_qpn=number))
-            assert int(server.stdout.readline()) == 47
-            assert server.wait(20) == 0
-        finally:
-            server.kill()
-    ends.close()
