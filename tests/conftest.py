@@ -20,6 +20,7 @@ from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
 
 from support.examples import EXAMPLES  # noqa: E402
+from support.own_network import enter_own_network  # noqa: E402
 from support.parts import Parts  # noqa: E402
 from support.world import World  # noqa: E402
 
@@ -85,6 +86,9 @@ class _PartsReport:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        # All software devices of a network share a port: one process's strays would reach the tests of another.
+        enter_own_network()
     if os.environ.get("CI") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_PartsReport())
 

@@ -49,6 +49,7 @@ from support.lookups import (
     to,
     usual_services,
 )
+from support.netns import needs_netns, two_hosts
 from support.rows import for_each
 
 
@@ -378,6 +379,14 @@ class TestCaseTable:
         check(CASES[number], CASES[number].hints, Nowhere())
         if number not in WITHOUT_ROUTE:
             check_without_route(number)
+
+    @needs_netns
+    def test_rows_for_a_host_with_ipv6_give_their_answers(self) -> None:
+        with two_hosts() as net, net.a.enter():
+            for case in CASES.values():
+                if case.needs is _ipv6_beyond_loopback:
+                    assert _ipv6_beyond_loopback() is None
+                    check(case, case.hints, Nowhere())
 
 
 class TestLengths:
