@@ -74,7 +74,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 OLDEST = (3, 11)
@@ -285,9 +285,19 @@ SANITIZED = {
     ),
     "thread": ("tests/core", "tests/soft/test_helper.py", "tests/soft/device/test_datagrams.py"),
 }
-#: The compiler's arguments, and the environment variables of the tests.
-SANITIZERS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "address": (
+
+
+class Sanitizer(NamedTuple):
+    """The library that is loaded first, the compiler's arguments, and the environment variables of the tests."""
+
+    library: str
+    flags: list[str]
+    variables: dict[str, str]
+
+
+SANITIZERS = {
+    "address": Sanitizer(
+        "libasan.so",
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
         {
             # Python does not free everything at its end, and some tests limit the memory of a process.
@@ -298,21 +308,24 @@ SANITIZERS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
     # The interpreter is not instrumented, but its lock orders what its threads do: the sanitizer sees every mutex. What
     # an application does with its memory while peers access it is not a fault of the core.
-    "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0"}),
+    "thread": Sanitizer(
+        "libtsan.so",
+        ["-fsanitize=thread"],
+        {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1:die_after_fork=0"},
+    ),
 }
 
 
 def sanitize(arguments: list[str]) -> int:
-    reason = _no_sanitizers()
-    if reason is not None:
-        fail("sanitize " + reason)
     kinds = [kind for kind in SANITIZERS if f"--{kind}" in arguments] or list(SANITIZERS)
     arguments = [each for each in arguments if each.removeprefix("--") not in SANITIZERS]
-    if "thread" in kinds and not _runs_with("libtsan.so"):
-        if kinds == ["thread"]:
-            fail("ThreadSanitizer does not run on this kernel")
-        print("dev.py: ThreadSanitizer does not run on this kernel", file=sys.stderr, flush=True)
-        kinds.remove("thread")
+    for kind in list(kinds):
+        reason = _no_sanitizer(kind)
+        if reason is not None:
+            print(f"dev.py: sanitize --{kind} {reason}", file=sys.stderr, flush=True)
+            kinds.remove(kind)
+    if not kinds:
+        return 1
     environment("test")
     for kind in kinds:
         status = _sanitize(kind, arguments)
@@ -324,20 +337,20 @@ def sanitize(arguments: list[str]) -> int:
 def _sanitize(kind: str, arguments: list[str]) -> int:
     environ = _venv_environ()
     if not arguments:
-        arguments = ["-q", "-m", "not slow", *SANITIZED[kind]]
+        arguments = ["-n", "1", "-q", "-m", "not slow", *SANITIZED[kind]]  # in a process with a network of its own
         environ.pop("CI", None)  # which stands for more examples
-    sanitizer, variables = SANITIZERS[kind]
+    sanitizer = SANITIZERS[kind]
     with tempfile.TemporaryDirectory(prefix="rdmacm-sanitize-") as place:
         # A copy of the package: other processes go on with the usual core.
         package = os.path.join(place, "rdmacm")
         shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_core.*"))
-        flags = ["-g", "-O1", "-fno-omit-frame-pointer", *sanitizer]
+        flags = ["-g", "-O1", "-fno-omit-frame-pointer", *sanitizer.flags]
         flags.append("-DRDMACM_CHECKS")  # of the mutex: docs/core.md
         build = [sys.executable, os.path.join(ROOT, "hatch_build.py"), "--output", os.path.join(package, CORE), *flags]
         if subprocess.call(build, env=dict(os.environ, CC="gcc")):
             return 1
-        library = _sanitizer_library("libtsan.so" if kind == "thread" else "libasan.so")
-        environ.update(variables, LD_PRELOAD=library, PYTHONPATH=place, RDMACM_CORE="c")
+        library = _sanitizer_library(sanitizer.library)
+        environ.update(sanitizer.variables, LD_PRELOAD=library, PYTHONPATH=place, RDMACM_CORE="c")
         environ.setdefault("PYTEST_TIMEOUT", "120")
         return subprocess.call([str(PYTHON), "-m", "pytest", *arguments], cwd=ROOT, env=environ)
 
@@ -350,12 +363,14 @@ def _no_gcc() -> str | None:
     return reason if shutil.which("gcc") else "needs gcc"
 
 
-def _no_sanitizers() -> str | None:
-    """What is missing to build the core with sanitizers."""
+def _no_sanitizer(kind: str) -> str | None:
+    """What is missing to run tests with the core built with a sanitizer."""
     reason = _no_gcc()
-    for name in ("libasan.so", "libtsan.so"):
-        if reason is None and not os.path.isabs(_sanitizer_library(name)):
-            reason = f"needs {name}, which comes with gcc"
+    name = SANITIZERS[kind].library
+    if reason is None and not os.path.isabs(_sanitizer_library(name)):
+        reason = f"needs {name}, which comes with gcc"
+    if reason is None and not _runs_with(name):
+        reason = "does not run on this kernel"
     return reason
 
 
@@ -455,9 +470,10 @@ def check(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
         dist = os.path.join(place, "dist")
         analyze = ["--output", os.path.join(place, "core.so"), "-Werror", "-fanalyzer"]
-        # As many of these as there are processors run at a time, the parts of one in turn. The longest comes first.
+        # As many of these as there are processors run at a time, the parts of one in turn. The longest come first.
         chains: list[list[tuple[str, list[str], str | None]]] = [
-            [("sanitize", ["python", "dev.py", "sanitize"], _no_sanitizers())],
+            [("sanitize --address", ["python", "dev.py", "sanitize", "--address"], _no_sanitizer("address"))],
+            [("sanitize --thread", ["python", "dev.py", "sanitize", "--thread"], _no_sanitizer("thread"))],
             [("mypy", ["mypy"], None)],
             [
                 ("build", ["python", "-m", "build", "--no-isolation", "--outdir", dist], None),

@@ -32,40 +32,32 @@ static const char *const wc_names[WC_FIELDS] = {
     "wr_id", "status", "opcode", "byte_len", "imm_data", "invalidated_rkey", "solicited", "qp_num", "src_qp",
     "has_grh", "vendor_err",
 };
-/* Where the fields are in an object, in pointers from its beginning; to call the class takes five times as long. */
-static size_t wc_places[WC_FIELDS];
+/* The descriptors of their slots, and what sets one: to call the class takes five times as long. */
+static PyObject *wc_slots[WC_FIELDS];
+static descrsetfunc set_slot;
 
-/* Find the places: make an object with other values in all fields, and look for them. */
-static bool find_places(PyTypeObject *type) {
-    PyObject *size = PyObject_GetAttrString((PyObject *)type, "__basicsize__");
-    size_t words = size ? PyLong_AsSize_t(size) / sizeof(void *) : 0;
-    Py_XDECREF(size);
-    PyObject *wc = words && !PyErr_Occurred() ? new_object(type) : NULL;
-    size_t found = 0;
-    for (size_t i = 0; wc && i < WC_FIELDS; i++) {
-        PyObject *value = PyList_New(0);
-        if (!value || PyObject_SetAttrString(wc, wc_names[i], value) < 0) {
-            Py_XDECREF(value);
-            break;
+static bool find_slots(PyObject *wc) {
+    for (size_t i = 0; i < WC_FIELDS; i++) {
+        PyObject *slot = PyObject_GetAttrString(wc, wc_names[i]);
+        if (!slot)
+            return false;
+        Py_XDECREF(wc_slots[i]);
+        wc_slots[i] = slot;
+        descrsetfunc found = (descrsetfunc)PyType_GetSlot(Py_TYPE(slot), Py_tp_descr_set);
+        if (!found || (i && found != set_slot)) {
+            PyErr_SetString(PyExc_TypeError, "a class of completions with slots is wanted");
+            return false;
         }
-        for (size_t at = sizeof(PyObject) / sizeof(void *); at < words; at++) {
-            if (((PyObject **)wc)[at] == value) {
-                wc_places[i] = at;
-                found++;
-            }
-        }
-        Py_DECREF(value);
+        set_slot = found;
     }
-    Py_XDECREF(wc);
-    if (found != WC_FIELDS && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "a class of completions with slots is wanted");
-    return found == WC_FIELDS;
+    return true;
 }
 
 /* Set a field to a reference that is taken over. Whether there is one. */
 static bool set(PyObject *wc, size_t field, PyObject *value) {
-    ((PyObject **)wc)[wc_places[field]] = value;
-    return value;
+    bool is_set = value && set_slot(wc_slots[field], wc, value) == 0;
+    Py_XDECREF(value);
+    return is_set;
 }
 
 struct rdmacm_completion *move_completions(struct rdmacm_completions *completions, size_t *moved) {
@@ -95,14 +87,13 @@ static PyObject *make_wc(PyObject *wr_id, const struct rdmacm_completion *comple
     PyObject *wc = status && opcode ? allocate_wc(wc_class, 0) : NULL;
     if (!wc)
         return NULL;
-    set(wc, WC_WR_ID, Py_NewRef(wr_id));
-    set(wc, WC_STATUS, Py_NewRef(status));
-    set(wc, WC_OPCODE, Py_NewRef(opcode));
-    set(wc, is_invalidated ? WC_IMM_DATA : WC_INVALIDATED_RKEY, Py_NewRef(Py_None));
-    set(wc, WC_SOLICITED, Py_NewRef(completion->solicited ? Py_True : Py_False));
-    set(wc, WC_HAS_GRH, Py_NewRef(completion->is_datagram ? Py_True : Py_False));
-    set(wc, WC_VENDOR_ERR, Py_NewRef(zero));
-    if (!set(wc, WC_BYTE_LEN, PyLong_FromUnsignedLong(completion->byte_len)) ||
+    if (!set(wc, WC_WR_ID, Py_NewRef(wr_id)) || !set(wc, WC_STATUS, Py_NewRef(status)) ||
+        !set(wc, WC_OPCODE, Py_NewRef(opcode)) ||
+        !set(wc, is_invalidated ? WC_IMM_DATA : WC_INVALIDATED_RKEY, Py_NewRef(Py_None)) ||
+        !set(wc, WC_SOLICITED, Py_NewRef(completion->solicited ? Py_True : Py_False)) ||
+        !set(wc, WC_HAS_GRH, Py_NewRef(completion->is_datagram ? Py_True : Py_False)) ||
+        !set(wc, WC_VENDOR_ERR, Py_NewRef(zero)) ||
+        !set(wc, WC_BYTE_LEN, PyLong_FromUnsignedLong(completion->byte_len)) ||
         !set(wc, WC_QP_NUM, PyLong_FromUnsignedLong(qp_num)) ||
         !set(wc, is_invalidated ? WC_INVALIDATED_RKEY : WC_IMM_DATA,
              completion->word_kind ? PyLong_FromUnsignedLong(completion->word) : Py_NewRef(Py_None)) ||
@@ -143,7 +134,7 @@ PyObject *configure_wc(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *wc = PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : NULL;
     if (!wc || !PyType_Check(wc))
         return PyErr_Format(PyExc_TypeError, "a class of completions is wanted");
-    if (!find_places((PyTypeObject *)wc))
+    if (!find_slots(wc))
         return NULL;
     allocate_wc = (allocfunc)PyType_GetSlot((PyTypeObject *)wc, Py_tp_alloc);
     return set_objects(args, 5, (PyObject **)&wc_class, &wc_statuses, &send_opcodes, &recv_opcode,
