@@ -13,6 +13,7 @@ from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, QPType, SendWR, WCOpcode, WCStatus, WROpcode
+from support.examples import LOSS_SEEDS
 from support.hostile import ADDRESSES, FAMILIES, sealed, throw, trio
 from support.roce_packets import BTH, RETH, ImmDt, RocePacket
 
@@ -155,7 +156,7 @@ def test_loss_loses_messages_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 50))
+@pytest.mark.parametrize("first", range(0, LOSS_SEEDS, 50))
 def test_loss_with_many_seeds(first: int) -> None:
     for seed in range(first, first + 50):
         lose(seed)

@@ -373,9 +373,9 @@ def compare_seed(seed: int, mischief: float, kind: type[Run] = Run) -> None:
     compare(lambda with_core: kind(seed, with_core=with_core, mischief=mischief), STEPS)
 
 
-#: Steps of a connection, and connections: more than 20,000 steps in all where CI is set.
+#: Steps of a connection, and connections: with UC and XRC more than 20,000 steps where CI is set.
 STEPS = 60
-SEEDS = int(os.environ.get("RDMACM_DIFFERENTIAL_SEEDS") or (350 if os.environ.get("CI") else EXAMPLES))
+SEEDS = int(os.environ.get("RDMACM_DIFFERENTIAL_SEEDS") or (120 if os.environ.get("CI") else EXAMPLES))
 
 
 def mischief_of(seed: int) -> float:
@@ -387,7 +387,7 @@ def test_core_and_python_agree(seed: int) -> None:
     compare_seed(seed, mischief_of(seed))
 
 
-@for_each("seed", range(EXAMPLES))
+@for_each("seed", range(SEEDS // 3))
 def test_both_agree_without_faults(seed: int) -> None:
     compare_seed(seed, mischief=0.0)
 

@@ -140,10 +140,12 @@ class TestOtherTypes:
     def test_intervals_are_reported(self, run: Run, servers: dict[str, Server]) -> None:
         argv = ["perf", "-c", "127.0.0.1", "--type", "uc", "-p", str(servers["uc"].port), "--seconds", "0.1"]
         (found,) = run(*argv, "--interval", "0.03", "--json").json
-        assert 2 <= len(found["intervals"]) <= 3
+        ends = [each["seconds"] for each in found["intervals"]]
+        assert ends
+        assert ends == sorted(ends)
         assert sum(each["count"] for each in found["intervals"]) <= found["count"]
         lines = run(*argv, "--interval", "0.03").out.splitlines()
-        assert [line.split()[5] for line in lines[:2]] == ["MB/s", "MB/s"]
+        assert lines[0].split()[5] == "MB/s"
         assert lines[-4].split()[:2] == ["bandwidth", "size"]
 
     @pytest.mark.parametrize("kind", ["uc", "ud"])

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from support.own_network import outside
+
 __all__ = ["Unavailable", "cached", "download", "file_names", "lock_file", "run"]
 
 _URI = re.compile(r"^'[^']*' (\S+) \d+", re.MULTILINE)
@@ -56,15 +58,16 @@ def lock_file(name: str) -> IO[str]:
 
 def run(command: Sequence[str], cwd: Path | None = None, environment: Mapping[str, str] = {}) -> str:
     """Run a command and return its output. Raises Unavailable with its error output if it fails."""
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, "LC_ALL": "C", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with outside():
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, "LC_ALL": "C", **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode != 0:
         raise Unavailable(f"{' '.join(command)[:200]} failed: {done.stderr.strip()[-500:]}")
     return done.stdout
