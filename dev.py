@@ -193,6 +193,8 @@ def _venv_environ() -> dict[str, str]:
     environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
     # It would make .venv use the standard library of another Python.
     environ.pop("PYTHONHOME", None)
+    # Hundreds of processes import the same modules: without bytecode each would compile them.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return environ
 
 
