@@ -439,6 +439,11 @@ void *new_object(PyTypeObject *type);
 void set_object(PyObject **place, PyObject *object);
 /* Replace `count` objects, whose places follow, by the arguments of a function: None, or NULL with an exception. */
 PyObject *set_objects(PyObject *args, Py_ssize_t count, ...);
+/* Find the descriptors of a class with __slots__. False with an exception. */
+bool find_slots(PyObject *class, const char *const *fields, size_t count, PyObject **slots);
+/* What gets and sets a field by its descriptor, without looking it up by its name. */
+extern descrgetfunc get_slot;
+extern descrsetfunc set_slot;
 void free_object(PyObject *self);
 /* A new object if it is complete; else it is dropped, and NULL returned, with an exception that its maker has set. */
 PyObject *finish_object(void *self, bool is_complete);

@@ -13,6 +13,12 @@ static PyObject *send_wr_class, *recv_wr_class, *sge_class, *mr_class;
 bool number_of(PyObject *value, uint64_t most, uint64_t *number) {
     if (!PyLong_Check(value))
         return false;
+    int overflow;
+    long long found = PyLong_AsLongLongAndOverflow(value, &overflow); /* faster than the unsigned one */
+    if (!overflow) {
+        *number = (uint64_t)found;
+        return found >= 0 && *number <= most;
+    }
     *number = PyLong_AsUnsignedLongLong(value);
     return *number <= most && !(*number == UINT64_MAX && PyErr_Occurred());
 }
@@ -39,10 +45,21 @@ bool read_truth(PyObject *object, PyObject *name, bool *truth) {
     return found >= 0;
 }
 
+enum { SGE_ADDR, SGE_LENGTH, SGE_LKEY, SGE_FIELDS };
+static const char *const sge_names[SGE_FIELDS] = {"addr", "length", "lkey"};
+static PyObject *sge_slots[SGE_FIELDS];
+
+static bool read_slot(PyObject *sge, size_t field, uint64_t most, uint64_t *number) {
+    PyObject *value = get_slot(sge_slots[field], sge, sge_class);
+    bool is_right = value && number_of(value, most, number);
+    Py_XDECREF(value);
+    return is_right;
+}
+
 static bool local_of_sge(PyObject *sge, struct local *local) {
-    return read_number(sge, names.length, RDMACM_LONGEST_MESSAGE, &local->length) &&
-           read_number(sge, names.addr, UINT64_MAX, &local->address) &&
-           read_number(sge, names.lkey, UINT32_MAX, &local->lkey);
+    return read_slot(sge, SGE_LENGTH, RDMACM_LONGEST_MESSAGE, &local->length) &&
+           read_slot(sge, SGE_ADDR, UINT64_MAX, &local->address) &&
+           read_slot(sge, SGE_LKEY, UINT32_MAX, &local->lkey);
 }
 
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local) {
@@ -241,5 +258,8 @@ PyObject *rest_of(PyObject *requests, Py_ssize_t done) {
 }
 
 PyObject *configure_requests(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *sge = PyTuple_Size(args) == 6 ? PyTuple_GetItem(args, 2) : NULL;
+    if (sge && !find_slots(sge, sge_names, SGE_FIELDS, sge_slots))
+        return NULL;
     return set_objects(args, 6, &send_wr_class, &recv_wr_class, &sge_class, &mr_class, &ah_class, &unsignaled_class);
 }
