@@ -511,7 +511,7 @@ enum {
     RDMACM_MOST_ELEMENTS = 32, /* of a request */
     RDMACM_MOST_PIECES = 4 * RDMACM_BUILD_LIMIT,
     RDMACM_MOST_HEADERS = 60, /* bytes of headers, padding and ICRC of a packet */
-    RDMACM_MOST_COPIED = 128, /* bytes of payload that are copied behind the headers: more pieces would take longer */
+    RDMACM_MOST_COPIED = 512, /* bytes of payload that are copied behind the headers: more pieces would take longer */
 };
 
 struct rdmacm_datagram {
