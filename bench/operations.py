@@ -10,8 +10,8 @@ Then, unless --alone is given, come the best and the median of UCX over TCP, whi
 rounds, and our best as a multiple of its best. It has 64 requests outstanding too, each posted by a call of its own.
 It sends tagged messages to receives of one element, those of send_4 with a list of four (-D iov); write, read and
 fetch_add are its put, get and fadd, which it emulates over TCP: the other side answers when it looks, and in
-ucx_perftest it looks rarely. The other kinds have no counterpart: UCX has no immediate data, and over TCP there are no
-shared receive queues, UC or XRC. fi_pingpong of libfabric measures round trips of plain messages alone.
+ucx_perftest it looks rarely. The other kinds have no counterpart: ucx_perftest has no test of immediate data, and over
+TCP there are no shared receive queues, UC or XRC. fi_pingpong of libfabric measures round trips of plain messages.
 """
 
 from __future__ import annotations
