@@ -40,10 +40,10 @@
                                      peers (this library and others on loopback), datagrams (the same for messages
                                      without a connection), multicast (joins and messages to a group), connections (ten
                                      thousand open at once), datapath (latency and bandwidth between two processes),
-                                     operations (rates of each kind of request), busy (READs while the peer computes),
-                                     flood (forged requests), soak (hours of connections), sa (path records of a
-                                     simulated InfiniBand fabric) or guest (compared with the kernel's device and the C
-                                     tools, in the machine of interop)
+                                     operations (rates of each kind of request, beside UCX's), busy (READs while the
+                                     peer computes), flood (forged requests), soak (hours of connections), sa (path
+                                     records of a simulated InfiniBand fabric) or guest (compared with the kernel's
+                                     device and the C tools, in the machine of interop)
 
 "test" without ARGS runs several tests at a time and leaves out the tests marked slow; if CI is set, it runs all, and
 prints a line for each part.  Those marked wallclock come last, alone, and up to twice more if they fail.  With ARGS it

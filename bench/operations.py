@@ -1,10 +1,17 @@
 """How many operations of each kind a connection of the software device does in a second, between two processes.
 
-    python3 dev.py bench operations [--rounds 5] [--seconds 0.5] [--kinds send,write_imm] [--size 64]
+    python3 dev.py bench operations [--rounds 5] [--seconds 0.5] [--kinds send,write_imm] [--size 64] [--alone]
 
 Requests are posted in lists of 16, with 64 outstanding. The kinds are measured in turn, so that each has the same share
 of what else the machine does. A line has the best and the median of the rounds, and the best as a part of that of the
 plain operation: SEND for those that send, WRITE for the others.
+
+Then, unless --alone is given, come the best and the median of UCX over TCP, which ucx_perftest measures in the same
+rounds, and our best as a multiple of its best. It has 64 requests outstanding too, each posted by a call of its own.
+It sends tagged messages to receives of one element, those of send_4 with a list of four (-D iov); write, read and
+fetch_add are its put, get and fadd, which it emulates over TCP: the other side answers when it looks, and in
+ucx_perftest it looks rarely. The other kinds have no counterpart: ucx_perftest has no test of immediate data, and over
+TCP there are no shared receive queues, UC or XRC. fi_pingpong of libfabric measures round trips of plain messages.
 """
 
 from __future__ import annotations
@@ -18,6 +25,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
+
+from peers import OURS, UCX_TCP, Missing, PeerError, times, ucx_transfer
 
 from rdmacm import open_device
 from rdmacm.verbs import (
@@ -62,19 +71,21 @@ class Kind(NamedTuple):
     qp_type: QPType = QPType.RC
     has_srq: bool = False
     takes_receive: bool = False
+    #: The test of ucx_perftest, and about how many of its messages take a second.
+    ucx: tuple[str, int] | None = None
 
 
 KINDS = {
-    "send": Kind(WROpcode.SEND, "send", takes_receive=True),
-    "send_4": Kind(WROpcode.SEND, "send", elements=4, takes_receive=True),
+    "send": Kind(WROpcode.SEND, "send", takes_receive=True, ucx=("tag_bw", 400_000)),
+    "send_4": Kind(WROpcode.SEND, "send", elements=4, takes_receive=True, ucx=("tag_bw", 400_000)),
     "send_imm": Kind(WROpcode.SEND_WITH_IMM, "send", takes_receive=True),
     "send_srq": Kind(WROpcode.SEND, "send", has_srq=True, takes_receive=True),
     "send_uc": Kind(WROpcode.SEND, "send", qp_type=QPType.UC, takes_receive=True),
     "send_xrc": Kind(WROpcode.SEND, "send", qp_type=QPType.XRC_SEND, has_srq=True, takes_receive=True),
-    "write": Kind(WROpcode.RDMA_WRITE, "write"),
+    "write": Kind(WROpcode.RDMA_WRITE, "write", ucx=("ucp_put_bw", 400_000)),
     "write_imm": Kind(WROpcode.RDMA_WRITE_WITH_IMM, "write", takes_receive=True),
-    "read": Kind(WROpcode.RDMA_READ, "write"),
-    "fetch_add": Kind(WROpcode.ATOMIC_FETCH_AND_ADD, "write", size=8),
+    "read": Kind(WROpcode.RDMA_READ, "write", ucx=("ucp_get", 20_000)),
+    "fetch_add": Kind(WROpcode.ATOMIC_FETCH_AND_ADD, "write", size=8, ucx=("ucp_fadd", 10_000)),
 }
 
 
@@ -199,22 +210,51 @@ def measure(name: str, size: int, seconds: float) -> float:
         return found
 
 
+def measure_ucx(kind: Kind, size: int, seconds: float) -> float | None:
+    """The same of UCX; None if it does not have that kind."""
+    if kind.ucx is None:
+        return None
+    test, per_second = kind.ucx
+    parts = [str((kind.size or size) // kind.elements)] * kind.elements
+    layout = ["-D", "iov,contig"] if kind.elements > 1 else []
+    return 1e6 / ucx_transfer("tcp", test, times(per_second, seconds), DEPTH, "-s", ",".join(parts), *layout)[0]
+
+
+def best_and_median(rates: list[float]) -> str:
+    return f"{max(rates):10,.0f} {statistics.median(rates):10,.0f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--size", type=int, default=64, help="bytes of a message")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--alone", action="store_true", help="without UCX")
     args = parser.parse_args()
     multiprocessing.set_start_method("spawn")
     rates: dict[str, list[float]] = {name: [] for name in args.kinds}
+    theirs: dict[str, list[float]] = {name: [] for name in args.kinds}
+    missing = None if args.alone else UCX_TCP.missing()
     for _ in range(args.rounds):
         for name in args.kinds:
             rates[name].append(measure(name, args.size, args.seconds))
+            if args.alone or missing:
+                continue
+            try:
+                if rate := measure_ucx(KINDS[name], args.size, args.seconds):
+                    theirs[name].append(rate)
+            except PeerError as error:
+                missing = Missing(str(error))
+    print(f"{'a second':10} {OURS:>10} {'median':>10} {'of plain':>10} {UCX_TCP.name:>10} {'median':>10} {'ratio':>10}")
     for name, found in rates.items():
         plain = rates.get(KINDS[name].plain)
-        ratio = f"{max(found) / max(plain):8.2f}" if plain else ""
-        print(f"{name:10} {max(found):10,.0f} {statistics.median(found):10,.0f} a second {ratio}")
+        line = f"{name:10} {best_and_median(found)} " + (f"{max(found) / max(plain):10.2f}" if plain else " " * 10)
+        if theirs[name]:
+            line += f" {best_and_median(theirs[name])} {max(found) / max(theirs[name]):10.2f}"
+        print(line.rstrip())
+    if missing:
+        print(f"{UCX_TCP.name}: {missing}")
 
 
 if __name__ == "__main__":

@@ -112,6 +112,9 @@ class Missing:
     #: The command that installs it, if it is not installed.
     install: str | None = None
 
+    def __str__(self) -> str:
+        return self.reason + (f"; to install it: {self.install}" if self.install else "")
+
 
 #: Measures a peer. The argument is the effort: the share of the usual number of iterations.
 Measure: TypeAlias = Callable[[float], Figures]
@@ -260,18 +263,21 @@ def parse_ucx_perftest(output: str) -> tuple[float, float]:
     return float(rows[0][3]), float(rows[0][5]) * (1 << 20) / 1e9
 
 
-def ucx_perftest(transports: str) -> Measure:
+def ucx_transfer(transports: str, test: str, iterations: int, under_way: int, *options: str) -> tuple[float, float]:
+    """Run a test of ucx_perftest; return what parse_ucx_perftest() finds."""
     environ = {"UCX_TLS": transports, "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"}
+    port = str(free_port())
+    numbers = ["-n", str(iterations), "-w", str(max(1, iterations // 10)), "-O", str(under_way)]
+    with serving(["ucx_perftest", "-p", port], environ) as server:
+        await_listener(server, int(port))
+        return parse_ucx_perftest(
+            client(["ucx_perftest", HOST, "-p", port, "-t", test, *numbers, *options, "-f", "-v"], environ)
+        )
 
+
+def ucx_perftest(transports: str) -> Measure:
     def run(test: str, under_way: int, size: int, effort: float) -> tuple[float, float]:
-        port = str(free_port())
-        iterations = times(UCX_ITERATIONS[size], effort)
-        numbers = ["-s", str(size), "-n", str(iterations), "-w", str(max(1, iterations // 10)), "-O", str(under_way)]
-        with serving(["ucx_perftest", "-p", port], environ) as server:
-            await_listener(server, int(port))
-            return parse_ucx_perftest(
-                client(["ucx_perftest", HOST, "-p", port, "-t", test, *numbers, "-f", "-v"], environ)
-            )
+        return ucx_transfer(transports, test, times(UCX_ITERATIONS[size], effort), under_way, "-s", str(size))
 
     def measure(effort: float) -> Figures:
         return Figures(
@@ -329,13 +335,14 @@ def run_script(serve: Callable[[], None], measure: Callable[[int, float], Mappin
         print(json.dumps(measure(int(sys.argv[2]), float(sys.argv[3]))))
 
 
+UCX_TCP = Peer("ucx-tcp", ucx_perftest("tcp"), "ucx_perftest", "ucx-utils", ("ucx_info", "-v"))
 PEERS = (
     Peer(OURS, script("ours.py")),
     Peer("sockets", script("sockets.py")),
     Peer("asyncio", script("asyncio_streams.py")),
     Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
     Peer("fi-tcp", fi_pingpong("tcp", "msg"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
-    Peer("ucx-tcp", ucx_perftest("tcp"), "ucx_perftest", "ucx-utils", ("ucx_info", "-v")),
+    UCX_TCP,
 )
 
 
@@ -461,9 +468,7 @@ def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) 
             lines.append(f"{name} {step}: p50 {values['p50_us']:.1f} us, p99 {values['p99_us']:.1f} us")
     for name, missing in outcome.items():
         if isinstance(missing, Missing):
-            lines.append(
-                f"{name}: {missing.reason}" + (f"; to install it: {missing.install}" if missing.install else "")
-            )
+            lines.append(f"{name}: {missing}")
     return "\n".join(lines)
 
 

@@ -120,6 +120,58 @@ def test_sockets_only_peer() -> None:
     assert found["connections_at_once"] > 0
 
 
+#: Stands for ucx_perftest: half a million messages a second of four elements, and it fails for all others.
+UCX_PERFTEST = f"""\
+#!{sys.executable}
+import socket, sys, time
+options = dict(zip(sys.argv[1:], sys.argv[2:]))
+if "-t" in options:
+    if [options.get(name) for name in ("-t", "-O", "-s", "-D")] != ["tag_bw", "64", "16,16,16,16", "iov,contig"]:
+        sys.exit("Unsupported operation")
+    print("8000,1.0,1.0,2.0,32.0,32.0,500000,500000")
+else:
+    listener = socket.create_server(("127.0.0.1", int(options["-p"])))
+    time.sleep(60)
+"""
+
+
+def rates(output: str) -> dict[str, list[float]]:
+    """The columns of each kind of request that bench/operations.py has measured."""
+    return {
+        name: [float(column.replace(",", "")) for column in columns]
+        for name, *columns in (line.split() for line in output.splitlines()[1:] if ":" not in line)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="listeners are looked up in Linux's table")
+def test_operations_beside_ucx(tmp_path: Path) -> None:
+    program = tmp_path / "ucx_perftest"
+    program.write_text(UCX_PERFTEST)
+    program.chmod(0o755)
+    arguments = [str(ROOT / "bench" / "operations.py"), "--rounds", "1", "--seconds", "0.02"]
+    done = run(*arguments, "--kinds", "send_uc,send_4,send", path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = rates(done.stdout)
+    (rate, median, of_plain), (ours, _, _, best, _, ratio) = found["send_uc"], found["send_4"]
+    assert rate == median > 0
+    assert of_plain == pytest.approx(rate / found["send"][0], abs=0.01)
+    assert best == 500_000
+    assert ratio == pytest.approx(ours / best, abs=0.01)
+    assert len(found["send"]) == 3
+    assert "ucx-tcp: ucx_perftest: exit 1: Unsupported operation" in done.stdout
+
+
+@pytest.mark.slow
+def test_operations_without_ucx(tmp_path: Path) -> None:
+    arguments = [str(ROOT / "bench" / "operations.py"), "--rounds", "1", "--seconds", "0.02", "--kinds", "fetch_add"]
+    done = run(*arguments, path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert min(rates(done.stdout)["fetch_add"]) > 0
+    assert "ucx-tcp: ucx_perftest is not installed; to install it: apt-get install" in done.stdout
+    assert "ucx" not in run(*arguments, "--alone", path=str(tmp_path)).stdout.partition("\n")[2]
+
+
 def test_missing_peers_are_reported(tmp_path: Path) -> None:
     done = run(str(PEERS), "fi-tcp", "ucx-tcp", path=str(tmp_path))
     assert done.returncode == 1

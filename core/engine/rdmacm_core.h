@@ -511,6 +511,7 @@ enum {
     RDMACM_MOST_ELEMENTS = 32, /* of a request */
     RDMACM_MOST_PIECES = 4 * RDMACM_BUILD_LIMIT,
     RDMACM_MOST_HEADERS = 60, /* bytes of headers, padding and ICRC of a packet */
+    RDMACM_MOST_COPIED = 512, /* bytes of payload that are copied behind the headers: more pieces would take longer */
 };
 
 struct rdmacm_datagram {
@@ -526,7 +527,7 @@ struct rdmacm_out {
     size_t datagrams_count, packets_count;
     struct iovec pieces[RDMACM_MOST_PIECES];
     size_t pieces_count;
-    uint8_t headers[RDMACM_MOST_HEADERS * RDMACM_BUILD_LIMIT];
+    uint8_t headers[(RDMACM_MOST_HEADERS + RDMACM_MOST_COPIED) * RDMACM_BUILD_LIMIT]; /* and short payloads */
     size_t headers_used;
     /* the open train */
     const struct rdmacm_flow *flow;

@@ -23,13 +23,19 @@ void rdmacm_out_begin(struct rdmacm_out *out, const struct rdmacm_flow *flow, si
     out->packets = out->joined = out->left = 0;
 }
 
+/* Add bytes to the last datagram: to its last piece, if they are behind it. */
 static void add_piece(struct rdmacm_out *out, const uint8_t *data, size_t length) {
-    struct iovec *piece = &out->pieces[out->pieces_count++];
-    piece->iov_base = (void *)(uintptr_t)data;
-    piece->iov_len = length;
     struct rdmacm_datagram *datagram = &out->datagrams[out->datagrams_count - 1];
-    datagram->count++;
     datagram->bytes += length;
+    if (datagram->count) {
+        struct iovec *last = &out->pieces[out->pieces_count - 1];
+        if ((const uint8_t *)last->iov_base + last->iov_len == data) {
+            last->iov_len += length;
+            return;
+        }
+    }
+    datagram->count++;
+    out->pieces[out->pieces_count++] = (struct iovec){.iov_base = (void *)(uintptr_t)data, .iov_len = length};
 }
 
 /* Begin another datagram with a packet of `size` bytes. */
@@ -60,32 +66,39 @@ static uint32_t place_packet(struct rdmacm_out *out, size_t size) {
     return rdmacm_flow_start(out->flow, size, (uint16_t)out->packets++);
 }
 
+/* Add bytes, if there are any, and return the CRC with them. */
+static uint32_t add_covered(struct rdmacm_out *out, uint32_t crc, const uint8_t *data, size_t length) {
+    if (length)
+        add_piece(out, data, length);
+    return rdmacm_crc32(crc, data, length);
+}
+
 void rdmacm_out_add(struct rdmacm_out *out, size_t headers_length, const struct rdmacm_element *elements,
                     uint64_t offset, size_t length) {
-    uint8_t *headers = rdmacm_out_headers(out), *trailer = headers + headers_length;
+    uint8_t *begin = rdmacm_out_headers(out), *end = begin + headers_length; /* what is in no piece yet */
     size_t pad = (0 - length) & 3;
     uint32_t crc = place_packet(out, headers_length + length + pad + RDMACM_ICRC_LENGTH);
-    crc = rdmacm_crc32(crc, headers, headers_length);
-    out->headers_used += headers_length + pad + RDMACM_ICRC_LENGTH;
-    if (!length) {
-        store_le32(trailer, crc);
-        add_piece(out, headers, headers_length + RDMACM_ICRC_LENGTH);
-        return;
-    }
-    add_piece(out, headers, headers_length);
-    for (; offset >= elements->length; elements++)
+    for (; length && offset >= elements->length; elements++)
         offset -= elements->length;
-    for (size_t left = length; left; elements++, offset = 0) {
-        size_t part = elements->length - offset < left ? (size_t)(elements->length - offset) : left;
-        crc = rdmacm_crc32(crc, elements->data + offset, part);
-        add_piece(out, elements->data + offset, part);
+    for (size_t left = length, part; left; left -= part, elements++, offset = 0) {
+        const uint8_t *data = elements->data + offset;
+        part = elements->length - offset < left ? (size_t)(elements->length - offset) : left;
         out->joined++;
-        left -= part;
+        if (length <= RDMACM_MOST_COPIED) {
+            memcpy(end, data, part);
+            end += part;
+            continue;
+        }
+        crc = add_covered(out, crc, begin, (size_t)(end - begin));
+        crc = add_covered(out, crc, data, part);
+        begin = end;
     }
     out->joined += pad > 0;
-    memset(trailer, 0, pad);
-    store_le32(trailer + pad, rdmacm_crc32(crc, trailer, pad));
-    add_piece(out, trailer, pad + RDMACM_ICRC_LENGTH);
+    memset(end, 0, pad);
+    end += pad;
+    store_le32(end, add_covered(out, crc, begin, (size_t)(end - begin)));
+    add_piece(out, end, RDMACM_ICRC_LENGTH);
+    out->headers_used = (size_t)(end + RDMACM_ICRC_LENGTH - out->headers);
 }
 
 void rdmacm_out_add_twice(struct rdmacm_out *out, size_t headers_length) {

@@ -48,6 +48,26 @@ PyObject *set_objects(PyObject *args, Py_ssize_t count, ...) {
     Py_RETURN_NONE;
 }
 
+descrgetfunc get_slot;
+descrsetfunc set_slot;
+
+bool find_slots(PyObject *class, const char *const *fields, size_t count, PyObject **slots) {
+    get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
+    set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
+    for (size_t i = 0; i < count; i++) {
+        PyObject *slot = PyObject_GetAttrString(class, fields[i]);
+        bool is_slot = slot && Py_IS_TYPE(slot, &PyMemberDescr_Type);
+        if (is_slot)
+            set_object(&slots[i], slot);
+        else if (slot)
+            PyErr_Format(PyExc_TypeError, "%R has no slot for %s", class, fields[i]);
+        Py_XDECREF(slot);
+        if (!is_slot)
+            return false;
+    }
+    return true;
+}
+
 void free_object(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     freefunc free_self = (freefunc)PyType_GetSlot(type, Py_tp_free);

@@ -421,8 +421,8 @@ void queue_pair_dealloc(QueuePair *self);
     DO(_closed) DO(access) DO(addr) DO(ah) DO(base) DO(bind) DO(binding) DO(compare_add) DO(core_route) DO(dest_qpn)   \
     DO(destination) DO(fence) DO(flush) DO(icrc) DO(imm) DO(imm_data) DO(invalidate_rkey) DO(is_ipv6) DO(length)       \
     DO(lkey) DO(lkeys) DO(number) DO(opcode) DO(pd) DO(qkey) DO(qp_num) DO(region) DO(remote_addr) DO(remote_qkey)     \
-    DO(remote_qpn) DO(remote_srqn) DO(rkey) DO(route) DO(segments) DO(send_flags) DO(sg) DO(signaled) DO(solicited)    \
-    DO(source) DO(swap) DO(window) DO(work) DO(wr_id)
+    DO(remote_qpn) DO(remote_srqn) DO(rkey) DO(route) DO(segments) DO(signaled) DO(solicited) DO(source) DO(swap)      \
+    DO(window) DO(work) DO(wr_id)
 #define DECLARE_NAME(name) PyObject *name;
 extern struct names {
     FOR_NAMES(DECLARE_NAME)
@@ -439,6 +439,11 @@ void *new_object(PyTypeObject *type);
 void set_object(PyObject **place, PyObject *object);
 /* Replace `count` objects, whose places follow, by the arguments of a function: None, or NULL with an exception. */
 PyObject *set_objects(PyObject *args, Py_ssize_t count, ...);
+/* Find the descriptors of a class with __slots__. False with an exception. */
+bool find_slots(PyObject *class, const char *const *fields, size_t count, PyObject **slots);
+/* What gets and sets a field by its descriptor, without looking it up by its name. */
+extern descrgetfunc get_slot;
+extern descrsetfunc set_slot;
 void free_object(PyObject *self);
 /* A new object if it is complete; else it is dropped, and NULL returned, with an exception that its maker has set. */
 PyObject *finish_object(void *self, bool is_complete);

@@ -8,11 +8,25 @@
 
 static PyObject *send_wr_class, *recv_wr_class, *sge_class, *mr_class;
 
+enum { WR_SG, WR_ID, RECV_WR_FIELDS, WR_OPCODE = RECV_WR_FIELDS, WR_SEND_FLAGS, SEND_WR_FIELDS };
+static const char *const wr_names[SEND_WR_FIELDS] = {"sg", "wr_id", "opcode", "send_flags"};
+static PyObject *recv_wr_slots[RECV_WR_FIELDS], *send_wr_slots[SEND_WR_FIELDS];
+
+enum { SGE_ADDR, SGE_LENGTH, SGE_LKEY, SGE_FIELDS };
+static const char *const sge_names[SGE_FIELDS] = {"addr", "length", "lkey"};
+static PyObject *sge_slots[SGE_FIELDS];
+
 /* -- parsing --------------------------------------------------------------------------------------------------------- */
 
 bool number_of(PyObject *value, uint64_t most, uint64_t *number) {
     if (!PyLong_Check(value))
         return false;
+    int overflow;
+    long long found = PyLong_AsLongLongAndOverflow(value, &overflow); /* faster than the unsigned one */
+    if (!overflow) {
+        *number = (uint64_t)found;
+        return found >= 0 && *number <= most;
+    }
     *number = PyLong_AsUnsignedLongLong(value);
     return *number <= most && !(*number == UINT64_MAX && PyErr_Occurred());
 }
@@ -39,10 +53,22 @@ bool read_truth(PyObject *object, PyObject *name, bool *truth) {
     return found >= 0;
 }
 
+/* The value of an attribute by its slot. */
+static PyObject *value_of(PyObject *object, PyObject *slot) {
+    return get_slot(slot, object, (PyObject *)Py_TYPE(object));
+}
+
+static bool read_slot(PyObject *object, PyObject *slot, uint64_t most, uint64_t *number) {
+    PyObject *value = value_of(object, slot);
+    bool is_right = value && number_of(value, most, number);
+    Py_XDECREF(value);
+    return is_right;
+}
+
 static bool local_of_sge(PyObject *sge, struct local *local) {
-    return read_number(sge, names.length, RDMACM_LONGEST_MESSAGE, &local->length) &&
-           read_number(sge, names.addr, UINT64_MAX, &local->address) &&
-           read_number(sge, names.lkey, UINT32_MAX, &local->lkey);
+    return read_slot(sge, sge_slots[SGE_LENGTH], RDMACM_LONGEST_MESSAGE, &local->length) &&
+           read_slot(sge, sge_slots[SGE_ADDR], UINT64_MAX, &local->address) &&
+           read_slot(sge, sge_slots[SGE_LKEY], UINT32_MAX, &local->lkey);
 }
 
 bool local_of_region(PyObject *region, PyObject *offset, PyObject *length, struct local *local) {
@@ -76,15 +102,15 @@ static bool parse_element(PyObject *sg, Py_ssize_t index, bool is_list, struct r
 }
 
 /* Its elements and its number. */
-static bool parse(PyObject *object, struct request *request, bool may_be_bytes) {
-    PyObject *sg = PyObject_GetAttr(object, names.sg);
+static bool parse(PyObject *object, PyObject *const *slots, struct request *request, bool may_be_bytes) {
+    PyObject *sg = value_of(object, slots[WR_SG]);
     bool is_list = sg && PyList_CheckExact(sg), is_right = is_list || (sg && PyTuple_CheckExact(sg));
     Py_ssize_t count = !is_right ? 0 : is_list ? PyList_Size(sg) : PyTuple_Size(sg);
     is_right = is_right && count <= RDMACM_MOST_ELEMENTS;
     for (Py_ssize_t i = 0; is_right && i < count; i++)
         is_right = parse_element(sg, i, is_list, request, may_be_bytes);
     Py_XDECREF(sg);
-    request->wr_id = is_right ? PyObject_GetAttr(object, names.wr_id) : NULL;
+    request->wr_id = is_right ? value_of(object, slots[WR_ID]) : NULL;
     return request->wr_id && PyLong_CheckExact(request->wr_id);
 }
 
@@ -92,14 +118,15 @@ bool parse_send(PyObject *object, struct request *request) {
     request->count = 0;
     request->wr_id = NULL;
     return (PyObject *)Py_TYPE(object) == send_wr_class &&
-           read_number(object, names.opcode, UINT32_MAX, &request->opcode) &&
-           read_number(object, names.send_flags, UINT32_MAX, &request->flags) && parse(object, request, true);
+           read_slot(object, send_wr_slots[WR_OPCODE], UINT32_MAX, &request->opcode) &&
+           read_slot(object, send_wr_slots[WR_SEND_FLAGS], UINT32_MAX, &request->flags) &&
+           parse(object, send_wr_slots, request, true);
 }
 
 bool parse_recv(PyObject *object, struct request *request) {
     request->count = 0;
     request->wr_id = NULL;
-    return (PyObject *)Py_TYPE(object) == recv_wr_class && parse(object, request, false);
+    return (PyObject *)Py_TYPE(object) == recv_wr_class && parse(object, recv_wr_slots, request, false);
 }
 
 void end_request(struct request *request) {
@@ -241,5 +268,10 @@ PyObject *rest_of(PyObject *requests, Py_ssize_t done) {
 }
 
 PyObject *configure_requests(PyObject *Py_UNUSED(module), PyObject *args) {
+    if (PyTuple_Size(args) == 6 &&
+        (!find_slots(PyTuple_GetItem(args, 0), wr_names, SEND_WR_FIELDS, send_wr_slots) ||
+         !find_slots(PyTuple_GetItem(args, 1), wr_names, RECV_WR_FIELDS, recv_wr_slots) ||
+         !find_slots(PyTuple_GetItem(args, 2), sge_names, SGE_FIELDS, sge_slots)))
+        return NULL;
     return set_objects(args, 6, &send_wr_class, &recv_wr_class, &sge_class, &mr_class, &ah_class, &unsignaled_class);
 }

@@ -170,7 +170,7 @@ class Run(Mischief):
         for _ in range(source.choice((0, 1, 1, 2, 5))):
             opcode = source.choice(self.opcodes)
             mtu = self.mtu
-            size = source.choice((0, 1, 3, 64, mtu - 1, mtu, mtu + 1, 3 * mtu, 5 * mtu + 2))
+            size = source.choice((0, 1, 3, 64, 512, 513, mtu - 1, mtu, mtu + 1, 3 * mtu, 5 * mtu + 2))
             if opcode not in _SENDS and source.random() < 0.2:
                 size *= 9
             if opcode in _ATOMICS:
