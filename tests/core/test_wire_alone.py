@@ -1,0 +1,325 @@
+"""A wire of the compiled core without an owner or a thread: what it leaves and drops, and what it sends when."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rdmacm.enums import WROpcode
+from rdmacm.proto.constants import (
+    GSI_QPN,
+    MOST_SENT,
+    MULTICAST_QPN,
+    QPN_BITS,
+    TURN,
+)
+from rdmacm.proto.core_choice import compiled
+from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.icrc import icrc_between
+from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.proto.work import RecvWork
+from rdmacm.soft.wire.sockets import SOL_UDP, UDP_SEGMENT, open_socket, set_trains
+from rdmacm.verbs import SendFlag
+from support.compiled import is_held
+from support.rc import ALL, Region
+from support.roce_packets import BTH, RocePacket
+
+if TYPE_CHECKING:
+    from rdmacm.proto._core import ConnectedEngine
+    from rdmacm.proto._core import Connection as CoreConnection
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is not built (python3 dev.py core)")
+
+SIGNALED, INLINE = SendFlag.SIGNALED, SendFlag.INLINE
+RC, UC = 0x00, 0x20
+QPN = 5 << QPN_BITS | 1
+#: The most datagrams that wait for the owner: of one queue pair, and of other processes.
+MOST, MOST_OF_OTHERS = 1024, 64
+#: The same in bytes, of one queue pair.
+MOST_BYTES = 4 << 20
+
+
+class Port:
+    """A wire that reads one socket, and a socket that sends to it."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        assert compiled is not None
+        self.wire = compiled.Wire(compiled.Lock(), lambda: None, ())
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = open_socket(family, 0)
+        assert sock is not None
+        self.sock = sock
+        set_trains(sock, True)
+        self.wire.add_source(sock.fileno())
+        self.sender = socket.socket(family, socket.SOCK_DGRAM)
+        self.sender.bind((host, 0))
+        self.number = sock.getsockname()[1]
+        self.host, self.address = socket.inet_pton(family, host), (host, self.number)
+
+    def packet(self, qpn: int, payload: int = 4, psn: int = 0) -> bytes:
+        body = RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, psn), payload=bytes(payload)).pack()
+        return bytes(body) + icrc_between(self.host, self.host, self.sender.getsockname()[1]).seal([body])
+
+    def send(self, data: bytes, segment: int = 0) -> None:
+        """Send a datagram, or a train of packets of so many bytes, and have the wire read it."""
+        control = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment))] if segment else []
+        self.sender.sendmsg([data], control, 0, self.address)
+        self.read()
+
+    def read(self) -> None:
+        """Have the wire read what comes next."""
+        assert select.select([self.sock], [], [], 10)[0], "nothing has come"
+        assert self.wire.receive(self.sock.fileno()) > 0
+
+    def taken(self) -> list[tuple[int, int, int]]:
+        """What is left to the owner: queue pair, PSN, and the bytes of a packet where it is a train."""
+        return [
+            (int.from_bytes(data[5:8], "big"), int.from_bytes(data[9:12], "big"), segment)
+            for data, segment, *_ in self.wire.take_arrivals()
+        ]
+
+    def strays(self) -> dict[str, int]:
+        """What was dropped, by its name."""
+        strays, refused = self.wire.take_strays() or ([], [])
+        assert not refused
+        return {name: count for _, name, count in strays}
+
+    def close(self) -> None:
+        self.wire.close()
+        self.sock.close()
+        self.sender.close()
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    port = Port()
+    yield port
+    port.close()
+
+
+# -- datagrams that no queue pair of the core takes ----------------------------------------------------------------
+
+
+def test_a_process_that_shares_the_port_keeps_what_others_may_want(port: Port) -> None:
+    """The system gives it packets of their slots in trains alone: those are forwarded, others are strays."""
+    port.wire.set_slots((5, 12))
+    for qpn, is_train, kept, counted in (
+        (GSI_QPN, False, True, {}),
+        (MULTICAST_QPN, False, False, {"stray": 1}),
+        (2, True, False, {"stray": 1}),  # slot 0
+        (QPN, False, False, {"unknown_qp": 1}),
+        (12 << QPN_BITS, True, False, {"unknown_qp": 1}),
+        (6 << QPN_BITS, False, False, {"stray": 1}),
+        (13 << QPN_BITS, False, False, {"stray": 1}),
+        (6 << QPN_BITS, True, True, {}),
+    ):
+        packet = port.packet(qpn)
+        port.send(packet * 2 if is_train else packet, len(packet) if is_train else 0)
+        assert port.taken() == [(qpn, 0, len(packet) if is_train else 0)] * kept, qpn
+        assert port.strays() == counted, qpn
+    port.wire.set_slots(None)
+    for qpn, kept in ((MULTICAST_QPN, True), (6 << QPN_BITS, False)):
+        port.send(port.packet(qpn))
+        assert port.taken() == [(qpn, 0, 0)] * kept
+        assert port.strays() == ({} if kept else {"unknown_qp": 1})
+
+
+def test_datagrams_that_wait_for_the_owner_are_limited(port: Port) -> None:
+    """Those that it has taken wait until it has processed them; then there is room again."""
+    port.wire.set_slots((5,))
+    port.wire.accept(QPN, 0)
+    for number in range(MOST + 2):
+        port.send(port.packet(QPN, psn=number))
+        assert port.taken() == [(QPN, number, 0)] * (number < MOST)
+    assert port.strays() == {"backlog_full": 2}
+    foreign = 6 << QPN_BITS
+    packet = port.packet(foreign)
+    for number in range(MOST_OF_OTHERS + 3):
+        port.send(2 * packet, len(packet))
+        assert port.taken() == [(foreign, 0, len(packet))] * (number < MOST_OF_OTHERS)
+    assert port.strays() == {"backlog_full": 3}
+    port.wire.end_arrivals()
+    for number in range(2):
+        port.send(port.packet(QPN, psn=number))
+        assert port.taken() == [(QPN, number, 0)]
+        port.send(2 * packet, len(packet))
+        assert port.taken() == [(foreign, 0, len(packet))]
+    assert port.strays() == {}
+
+
+def test_bytes_that_wait_for_the_owner_are_limited(port: Port) -> None:
+    for qpn in (QPN, QPN + 1):
+        port.wire.accept(qpn, 0)
+    train = 16 * port.packet(QPN, 2032)
+    for number in range(MOST_BYTES // len(train) + 1):
+        port.send(train, len(train) // 16)
+        assert len(port.taken()) == (number * len(train) < MOST_BYTES)
+    assert port.strays() == {"backlog_full": 16}
+    port.send(port.packet(QPN + 1))
+    assert port.taken() == [(QPN + 1, 0, 0)], "another queue pair has its own"
+    port.wire.end_arrivals()
+    port.send(train, len(train) // 16)
+    assert len(port.taken()) == 1
+
+
+def test_packets_that_are_too_short_are_counted_one_by_one(port: Port) -> None:
+    for size, segment, counted in ((15, 0, 1), (20, 5, 4), (21, 5, 5), (31, 15, 3)):
+        port.send(bytes(size), segment)
+        assert port.strays() == {"short": counted}, (size, segment)
+    port.wire.accept(QPN, 0)
+    packet = port.packet(QPN)
+    port.send(packet + packet[:15], len(packet))
+    assert port.taken() == [(QPN, 0, 0)]
+    port.wire.end_arrivals()
+    assert port.strays() == {"short": 1}
+    port.send(packet + packet[:16], len(packet))  # the shortest packet
+    assert port.taken() == [(QPN, 0, len(packet))]
+    assert port.strays() == {}
+
+
+def test_address_of_a_peer_has_a_scope_in_ipv6_alone() -> None:
+    """A packet of the same link-local address on another link is not the peer's."""
+    for host, scope, is_taken in (("127.0.0.1", 7, True), ("::1", 0, True), ("::1", 7, False)):
+        port = Port(host)
+        port.wire.accept(QPN, 2, port.host, port.host, scope)
+        port.send(port.packet(QPN))
+        assert port.taken() == [(QPN, 0, 0)] * is_taken, (host, scope)
+        assert port.strays() == ({} if is_taken else {"address": 1}), (host, scope)
+        port.close()
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+class End(Port):
+    """One end of connections between such wires, with a queue for the completions of all."""
+
+    def __init__(self, host: str = "127.0.0.1", room: int = 64) -> None:
+        super().__init__(host)
+        assert compiled is not None
+        self.queue = compiled.CompletionQueue(self.wire, room)
+        self.queue.owner = self
+
+    def connect(self, peer: Port, transport: int = RC, qpn: int = QPN, scope: int = 0) -> Connection:
+        """A connection to the queue pair of the same number."""
+        assert compiled is not None
+        engine = compiled.ConnectedEngine(qpn, Region(), None, EngineCounters(), transport)
+        engine.set_route(self.host, self.host, self.number)
+        engine.set_peer_port(peer.number)
+        engine.ready_to_receive(RtrAttributes(qpn, 5, path_mtu=256, access=ALL))
+        engine.ready_to_send(RtsAttributes(5))
+        core = compiled.Connection(
+            *(self.wire, engine, self, self.queue, self.queue),
+            (self.host, scope, self.host),
+            (self.sock.fileno(), peer.number, 0, [], 0),  # packets go one by one
+            (64, 64, 1 << 20, 4, 4, False),
+        )
+        return Connection(engine, core)
+
+    @property
+    def has_packets(self) -> bool:
+        return bool(select.select([self.sock], [], [], 0)[0])
+
+
+@dataclass
+class Connection:
+    engine: ConnectedEngine
+    core: CoreConnection
+
+    def send(self, data: bytes) -> None:
+        assert self.core.post_part(1, WROpcode.SEND, data, 0, None, SIGNALED | INLINE, 0, 0)
+
+    def receive(self, count: int) -> list[bytearray]:
+        buffers = [bytearray(64) for _ in range(count)]
+        for number, buffer in enumerate(buffers):
+            self.engine.post_recv(RecvWork(number, (memoryview(buffer),)))
+        return buffers
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[End, End]]:
+    ends = End(), End(room=2)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_queue_that_nobody_watches_tells_of_its_overrun(pair: tuple[End, End]) -> None:
+    """What comes after that is lost, and its buffer is let go of."""
+    left, right = pair
+    one, other = left.connect(right), right.connect(left)
+    buffers = other.receive(5)
+    assert not right.queue.watched
+    for number in range(4):
+        one.send(b"%d" % number)
+        right.read()
+        right.wire.end_turn(None, 0)
+        left.read()
+        assert right.wire.take_added() == ([(right, False, True)] if number == 2 else [])
+        if number == 2:
+            assert [wc.wr_id for wc in right.queue.take(8)] == [0, 1]
+            right.wire.take_added()
+    assert right.queue.poll(8) is None, "Python says why there is none"
+    assert list(map(is_held, buffers)) == [False] * 4 + [True]
+    assert [wc.status.name for wc in left.queue.take(8)] == ["SUCCESS"] * 4
+
+
+def test_acks_are_deferred_where_somebody_sends_them(pair: tuple[End, End]) -> None:
+    left, right = pair
+    one, other = left.connect(right), right.connect(left)
+    other.receive(3)
+    for has_result, may_defer, deferrals in ((False, True, 0), (True, False, 1), (True, True, 2)):
+        right.wire.may_defer_acks = may_defer
+        one.send(b"x")
+        right.read()
+        right.wire.end_turn(has_result, 0)
+        assert right.wire.deferrals == deferrals
+        if has_result and may_defer:
+            assert not left.has_packets
+            right.wire.acknowledge()
+        left.read()
+        assert len(left.queue.take(2)) == 1
+
+
+def test_queue_pairs_take_turns(pair: tuple[End, End]) -> None:
+    """A long message leaves as far as it may in one call; a short one does not wait for its rest."""
+    left, right = pair
+    long, short = left.connect(right, UC), left.connect(right, UC, QPN + 1)
+    long.send(bytes(256 * 3 * MOST_SENT))
+    short.send(b"x")
+    while left.wire.has_more:
+        assert left.wire.end_turn(None, left.wire.taken) is left.wire.has_more
+    assert len(left.queue.take(8)) == 2
+    found = [int.from_bytes(right.sock.recv(512)[5:8], "big") for _ in range(3 * MOST_SENT + 1)]
+    before = TURN + MOST_SENT + TURN  # at once, in the turns of that call, and once more
+    assert found == [QPN] * before + [QPN + 1] + [QPN] * (3 * MOST_SENT - before)
+
+
+def test_queue_pair_that_is_forgotten_has_left(pair: tuple[End, End]) -> None:
+    left, right = pair
+    one = left.connect(right)
+    assert left.wire.is_active
+    left.wire.forget(QPN)
+    assert not left.wire.is_active
+    assert one.core.transmit(0.0, 1) is None
+    requests = [object()]
+    assert one.core.post_send(requests) is requests
+
+
+def test_packets_of_another_scope_are_left_to_the_owner() -> None:
+    for host, scope, is_taken in (("127.0.0.1", 7, True), ("::1", 0, True), ("::1", 7, False)):
+        left, right = End(host), End(host)
+        one, other = left.connect(right), right.connect(left, scope=scope)
+        other.receive(1)
+        one.send(b"x")
+        right.read()
+        assert len(right.queue.take(2)) == right.wire.taken == is_taken, (host, scope)
+        assert len(right.taken()) == (not is_taken)
+        left.close()
+        right.close()
