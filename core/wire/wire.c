@@ -284,8 +284,7 @@ void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
                 continue;
             }
             rdmacm_rc_timer(rc, now);
-            rdmacm_wire_see_engine(conn);
-            list_ready(conn);
+            list_ready(conn); /* its turn passes on what has changed */
         }
         if (!rc->has_deadline)
             unlist_timer(wire, conn);
@@ -541,7 +540,7 @@ static void read_control(struct msghdr *message, struct rdmacm_received *from) {
             from->local_length = 16;
             memcpy(from->local, value + offsetof(struct in6_pktinfo, ipi6_addr), 16);
         } else if (level == SOL_UDP && type == UDP_GRO && length >= sizeof number) {
-            from->segment = number > 0 ? (size_t)number : 0;
+            from->segment = (size_t)number;
         } else if ((level == IPPROTO_IP && type == IP_TOS && length) ||
                    (level == IPPROTO_IPV6 && type == IPV6_TCLASS && length)) {
             from->traffic_class = number & 0xFF;

@@ -23,11 +23,11 @@ from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.work import RecvWork
+from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.wire.sockets import SOL_UDP, UDP_SEGMENT, open_socket, set_trains
 from rdmacm.verbs import SendFlag
 from support.compiled import is_held
-from support.rc import ALL, Region
+from support.rc import ALL, BASE, RKEY, Region
 from support.roce_packets import BTH, RocePacket
 
 if TYPE_CHECKING:
@@ -278,6 +278,7 @@ def test_acks_are_deferred_where_somebody_sends_them(pair: tuple[End, End]) -> N
         right.wire.may_defer_acks = may_defer
         one.send(b"x")
         right.read()
+        assert not left.has_packets, "one ACK may do for more packets"
         right.wire.end_turn(has_result, 0)
         assert right.wire.deferrals == deferrals
         if has_result and may_defer:
@@ -285,6 +286,16 @@ def test_acks_are_deferred_where_somebody_sends_them(pair: tuple[End, End]) -> N
             right.wire.acknowledge()
         left.read()
         assert len(left.queue.take(2)) == 1
+
+
+def test_read_is_answered_at_once(pair: tuple[End, End]) -> None:
+    left, right = pair
+    one, _ = left.connect(right), right.connect(left)
+    one.engine.post_send(SendWork(1, WROpcode.RDMA_READ, [memoryview(bytearray(8))], remote_addr=BASE, rkey=RKEY))
+    assert one.core.transmit(0.0, 1) == 1
+    right.read()
+    left.read()
+    assert [wc.byte_len for wc in left.queue.take(2)] == [8]
 
 
 def test_queue_pairs_take_turns(pair: tuple[End, End]) -> None:
