@@ -422,6 +422,25 @@ def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
     assert (sender.retransmitting, sender.retries_left, sender.deadline) == (False, 7, None)
 
 
+@pytest.mark.parametrize("with_core", [True, False])
+def test_connection_without_a_timeout_has_no_deadline(with_core: bool) -> None:
+    """It sends again what a NAK asks for, and waits for that as long as it takes."""
+    run = Run(1, with_core=with_core, mischief=0.0)
+    sender, receiver = run.ends
+    sender.set_send_attributes(RtsAttributes(0, 0.0), run.now)
+    for number in range(2):
+        sender.post_send(SendWork(number, WROpcode.SEND, [run.buffer(8)]))
+    (_, first), (pieces, _) = sender.datagrams(run.now, 64, 0)
+    assert (sender.deadline, first) == (None, 0)
+    receiver.received(memoryview(b"".join(pieces)), 0, run.now)  # the first is lost
+    ((pieces, _),) = receiver.datagrams(run.now, 64, 0)
+    sender.received(memoryview(b"".join(pieces)), 0, run.now)
+    assert sender.counters.errors["completer_retry_err"] == 1
+    assert sender.deadline is None
+    assert len(sender.datagrams(run.now, 64, 0)) == 2
+    assert sender.deadline is None
+
+
 def test_permissions_are_checked() -> None:
     run = Run(1, with_core=True, mischief=0.0)
     run.ends[1].set_access(AccessFlag.LOCAL_WRITE)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -121,7 +123,7 @@ def test_region_table_is_a_dictionary() -> None:
         assert len(regions) == len(known)
         if step % 100 == 0:
             assert all(map(is_held, known.values()))
-    regions.remove(2)
+    assert regions.remove(2) == regions.bound(2) == 0, "there is none"
     with pytest.raises(ValueError, match="in use"):
         regions.add(next(iter(known)), 0, memoryview(b""), 0, None)
     with pytest.raises(ValueError, match="in use"):
@@ -220,3 +222,51 @@ def test_wrong_arguments_are_refused() -> None:
             call()
     end.flush()
     assert end.completions() == []
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc says of its memory: see mallinfo(3)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]  # fmt: skip
+
+
+def _allocated(libc: ctypes.CDLL) -> int:
+    """Bytes that malloc(3) has given out."""
+    info = libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _use_engine() -> None:
+    end, _ = engines()
+    for number in range(3000):
+        end.post_recv(RecvWork(number, (memoryview(bytearray(1)),)))
+        end.post_send(SendWork(number, WROpcode.RDMA_READ, (memoryview(bytearray(1)),), remote_addr=BASE, rkey=RKEY))
+
+
+def _use_wire() -> None:
+    assert compiled is not None
+    wire = compiled.Wire(compiled.Lock(), lambda: None, ())
+    for number in range(3000):
+        wire.accept(number, 0)
+    for index in range(8):
+        key = bytes((239, 0, 0, index)) + bytes(4)
+        wire.add_group(index, key)
+        wire.set_members(key, tuple(range(30_000)))
+    for index in range(4):
+        wire.remove_group(index)
+
+
+@pytest.mark.parametrize("use", [_use_engine, _use_wire])
+def test_what_is_deleted_gives_its_memory_back(use: Callable[[], None]) -> None:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("needs glibc 2.33")
+    libc.mallinfo2.restype = _Mallinfo2
+    use()
+    gc.collect()
+    before = _allocated(libc)
+    for _ in range(8):
+        use()
+    gc.collect()
+    assert _allocated(libc) - before < 1 << 20

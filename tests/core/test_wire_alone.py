@@ -194,6 +194,29 @@ def test_address_of_a_peer_has_a_scope_in_ipv6_alone() -> None:
         port.close()
 
 
+def test_group_that_is_left_is_not_read_any_more(port: Port) -> None:
+    """Nothing is left of it for packets that the owner still processes, either."""
+    sock = open_socket(socket.AF_INET, 0)
+    assert sock is not None
+    key = socket.inet_aton("239.9.8.7") + socket.if_nametoindex("lo").to_bytes(4, "big")
+    port.wire.add_group(sock.fileno(), key)
+
+    def send(qpn: int) -> int:
+        port.sender.sendto(port.packet(qpn), sock.getsockname())
+        assert select.select([sock], [], [], 10)[0]
+        return port.wire.receive(sock.fileno())
+
+    assert (send(MULTICAST_QPN), port.strays()) == (1, {"group": 1})
+    port.wire.accept(QPN, 0)
+    port.wire.set_members(key, (QPN,))
+    assert (send(QPN), port.strays()) == (1, {"stray": 1})
+    assert (send(MULTICAST_QPN), port.taken()) == (1, [(MULTICAST_QPN, 0, 0)])
+    port.wire.remove_group(sock.fileno())
+    port.wire.end_arrivals()
+    assert (send(MULTICAST_QPN), port.strays()) == (0, {})
+    sock.close()
+
+
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
