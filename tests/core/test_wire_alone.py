@@ -6,6 +6,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.wire.sockets import SOL_UDP, UDP_SEGMENT, open_socket, set_trains
 from rdmacm.verbs import SendFlag
+from support.clock import LONGEST, eventually
 from support.compiled import is_held
 from support.rc import ALL, BASE, RKEY, Region
 from support.roce_packets import BTH, RocePacket
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled core is n
 
 SIGNALED, INLINE = SendFlag.SIGNALED, SendFlag.INLINE
 RC, UC = 0x00, 0x20
+SENDS = RtsAttributes(5)
 QPN = 5 << QPN_BITS | 1
 #: The most datagrams that wait for the owner: of one queue pair, and of other processes.
 MOST, MOST_OF_OTHERS = 1024, 64
@@ -204,7 +207,8 @@ def test_group_that_is_left_is_not_read_any_more(port: Port) -> None:
     def send(qpn: int) -> int:
         port.sender.sendto(port.packet(qpn), sock.getsockname())
         assert select.select([sock], [], [], 10)[0]
-        return port.wire.receive(sock.fileno())
+        count: int = port.wire.receive(sock.fileno())
+        return count
 
     assert (send(MULTICAST_QPN), port.strays()) == (1, {"group": 1})
     port.wire.accept(QPN, 0)
@@ -223,20 +227,25 @@ def test_group_that_is_left_is_not_read_any_more(port: Port) -> None:
 class End(Port):
     """One end of connections between such wires, with a queue for the completions of all."""
 
+    #: Readable when the thread has something for the owner.
+    signals = -1
+
     def __init__(self, host: str = "127.0.0.1", room: int = 64) -> None:
         super().__init__(host)
         assert compiled is not None
         self.queue = compiled.CompletionQueue(self.wire, room)
         self.queue.owner = self
 
-    def connect(self, peer: Port, transport: int = RC, qpn: int = QPN, scope: int = 0) -> Connection:
+    def connect(
+        self, peer: Port, transport: int = RC, qpn: int = QPN, *, scope: int = 0, sends: RtsAttributes = SENDS
+    ) -> Connection:
         """A connection to the queue pair of the same number."""
         assert compiled is not None
         engine = compiled.ConnectedEngine(qpn, Region(), None, EngineCounters(), transport)
         engine.set_route(self.host, self.host, self.number)
         engine.set_peer_port(peer.number)
         engine.ready_to_receive(RtrAttributes(qpn, 5, path_mtu=256, access=ALL))
-        engine.ready_to_send(RtsAttributes(5))
+        engine.ready_to_send(sends)
         core = compiled.Connection(
             *(self.wire, engine, self, self.queue, self.queue),
             (self.host, scope, self.host),
@@ -244,6 +253,11 @@ class End(Port):
             (64, 64, 1 << 20, 4, 4, False),
         )
         return Connection(engine, core)
+
+    def wait_for_thread(self) -> None:
+        """Wait until the thread has read a packet; then it waits for the next one."""
+        self.sender.sendto(b"short", self.address)
+        eventually(lambda: self.strays() == {"short": 1}, "the thread reads nothing")
 
     @property
     def has_packets(self) -> bool:
@@ -357,3 +371,53 @@ def test_packets_of_another_scope_are_left_to_the_owner() -> None:
         assert len(right.taken()) == (not is_taken)
         left.close()
         right.close()
+
+
+# -- the thread that serves peers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served() -> Iterator[End]:
+    """An end whose thread waits for its socket."""
+    end = End()
+    with select.epoll() as descriptors:
+        end.signals = end.wire.open(descriptors.fileno())
+        connection = end.connect(end, qpn=QPN - 1)
+        assert end.wire.serve()
+        end.wait_for_thread()
+        yield end
+        end.close()
+        del connection
+
+
+def test_thread_reads_a_socket_that_is_added_while_it_waits(served: End) -> None:
+    with ExitStack() as stack:
+        for number in range(8):
+            sock = open_socket(socket.AF_INET, 0)
+            assert sock is not None
+            stack.enter_context(sock)
+            served.wire.add_group(sock.fileno(), bytes((239, 0, 0, number)) + bytes(4))
+            served.sender.sendto(b"short", sock.getsockname())
+            eventually(lambda: served.strays() == {"short": 1}, "it is not read")
+        served.close()
+
+
+def test_thread_notices_a_deadline_that_begins_while_it_waits(served: End) -> None:
+    nobody = Port()
+    for number in range(8):
+        sends = RtsAttributes(5, timeout=0.001, retry_cnt=0)
+        one = served.connect(nobody, qpn=QPN + number, sends=sends)
+        served.wait_for_thread()
+        one.send(b"x")
+        eventually(lambda: len(served.queue) == 1, "it has not ended")
+        assert [wc.status.name for wc in served.queue.take(2)] == ["RETRY_EXC_ERR"]
+    nobody.close()
+
+
+def test_thread_leaves_reports_of_undelivered_packets_to_the_owner(served: End) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = closed.getsockname()
+    served.wire.clear_signal()
+    served.sock.sendto(b"nobody is there", nobody)
+    assert select.select([served.signals], [], [], LONGEST)[0]
