@@ -29,7 +29,7 @@ from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import inc_rkey
 from support.compiled import Mischief, compare
 from support.examples import EXAMPLES
-from support.rc import ALL, BASE, ENGINES, connect, flows
+from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect, flows
 from support.rows import for_each
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
@@ -439,6 +439,49 @@ def test_connection_without_a_timeout_has_no_deadline(with_core: bool) -> None:
     assert sender.deadline is None
     assert len(sender.datagrams(run.now, 64, 0)) == 2
     assert sender.deadline is None
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+@pytest.mark.parametrize("with_read", [True, False])
+def test_duplicate_takes_no_ack_back(with_read: bool, with_core: bool) -> None:
+    """The ACK that waits to be sent is that of a later packet, in the midst of a message."""
+    make = ENGINES["c" if with_core else "python"]
+    sender, receiver = ends = [make(number, Region(), None, EngineCounters()) for number in (1, 2)]
+    for index, end in enumerate(ends):
+        connect(end, index)
+        end.ready_to_receive(RtrAttributes(2 - index, 5, path_mtu=256, access=ALL))
+        end.ready_to_send(RtsAttributes(5))
+        for _ in range(2):
+            end.post_recv(RecvWork(1, (memoryview(bytearray(1 << 15)),)))
+    if with_read:
+        sender.post_send(SendWork(1, WROpcode.RDMA_READ, [memoryview(bytearray(8))], remote_addr=BASE, rkey=RKEY))
+    for size in (8, 1 << 15):
+        sender.post_send(SendWork(2, WROpcode.SEND, [memoryview(bytes(size))]))
+    sent = [b"".join(pieces) for pieces, _ in sender.datagrams(0.0, 100, 0)]
+    wants = [index for index, packet in enumerate(sent) if packet[8] & 0x80]
+    assert wants[-1] > wants[-2] + 1, "of the short message, and of one of the packets of the long one"
+    for packet in (*sent, sent[with_read]):
+        receiver.received(memoryview(packet), 0, 0.0)
+    answers = [b"".join(pieces) for pieces, _ in receiver.datagrams(0.0, 100, 0)]
+    assert len(answers) == 1 + with_read
+    assert answers[-1][9:12] == sent[wants[-1]][9:12]
+
+
+@pytest.mark.parametrize("size", [64, 65])
+def test_train_of_packets_in_many_pieces_is_as_long_as_in_python(size: int) -> None:
+    """The system takes 1024 pieces; with padding there is another one in each packet."""
+    found = []
+    for with_core in (True, False):
+        sender = Run(1, with_core=with_core, mischief=0.0).ends[0]
+        for number in range(60):
+            view = memoryview(bytearray(size))
+            pieces = [*(view[at : at + 2] for at in range(0, 62, 2)), view[62:]]
+            sender.post_send(SendWork(number, WROpcode.SEND, pieces))
+        datagrams = sender.datagrams(0.0, 64, 65507)
+        assert max(len(pieces) for pieces, _ in datagrams) <= 1024
+        found.append([(sum(map(len, pieces)), segment) for pieces, segment in datagrams])
+    assert found[0] == found[1]
+    assert len(found[0]) > 1
 
 
 def test_permissions_are_checked() -> None:
