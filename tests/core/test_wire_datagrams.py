@@ -171,8 +171,13 @@ def test_packets_of_a_train_that_is_cut_have_no_identification(ends: Ends) -> No
     sock.setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK: the kernel refuses trains without UDP checksums
     before = left.wire.counters["trains_cut"]
     try:
-        left.qp.post_send([ends.wr(number, b"%02d" % number) for number in range(8)])
-        assert told(right.completions(8)) == [(n, "SUCCESS", 42) for n in range(8)]
+        wrs = [ends.wr(number, b"", SIGNALED) for number in range(8)]
+        left.memory[:80] = texts = bytes(range(80))
+        for n, wr in enumerate(wrs):
+            wr.sg = [left.region.sge(10 * n, 3), left.region.sge(10 * n + 3, 7)]
+        left.qp.post_send(wrs)
+        assert told(right.completions(8)) == [(n, "SUCCESS", 50) for n in range(8)]
+        assert [right.message(n, 10) for n in range(8)] == [texts[10 * n : 10 * n + 10] for n in range(8)]
     finally:
         sock.setsockopt(socket.SOL_SOCKET, 11, 0)
     left.completions(8)
