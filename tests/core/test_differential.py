@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import ClassVar
 
@@ -441,28 +442,57 @@ def test_connection_without_a_timeout_has_no_deadline(with_core: bool) -> None:
     assert sender.deadline is None
 
 
-@pytest.mark.parametrize("with_core", [True, False])
-@pytest.mark.parametrize("with_read", [True, False])
-def test_duplicate_takes_no_ack_back(with_read: bool, with_core: bool) -> None:
-    """The ACK that waits to be sent is that of a later packet, in the midst of a message."""
+def direct(*, with_core: bool) -> tuple[RcEngine, RcEngine]:
+    """Two engines with a path MTU of 256 and two receives each, on a network that the test stands for."""
     make = ENGINES["c" if with_core else "python"]
-    sender, receiver = ends = [make(number, Region(), None, EngineCounters()) for number in (1, 2)]
+    ends = make(1, Region(), None, EngineCounters()), make(2, Region(), None, EngineCounters())
     for index, end in enumerate(ends):
         connect(end, index)
         end.ready_to_receive(RtrAttributes(2 - index, 5, path_mtu=256, access=ALL))
         end.ready_to_send(RtsAttributes(5))
         for _ in range(2):
             end.post_recv(RecvWork(1, (memoryview(bytearray(1 << 15)),)))
+    return ends
+
+
+def read_and_send(sender: RcEngine, sizes: Sequence[int], *, with_read: bool) -> list[bytes]:
+    """Post a READ if that is wanted, and SENDs; the packets."""
     if with_read:
         sender.post_send(SendWork(1, WROpcode.RDMA_READ, [memoryview(bytearray(8))], remote_addr=BASE, rkey=RKEY))
-    for size in (8, 1 << 15):
+    for size in sizes:
         sender.post_send(SendWork(2, WROpcode.SEND, [memoryview(bytes(size))]))
-    sent = [b"".join(pieces) for pieces, _ in sender.datagrams(0.0, 100, 0)]
+    return [b"".join(pieces) for pieces, _ in sender.datagrams(0.0, 100, 0)]
+
+
+def answered(receiver: RcEngine, packets: Sequence[bytes]) -> list[bytes]:
+    """What an engine answers to packets."""
+    for packet in packets:
+        receiver.received(memoryview(packet), 0, 0.0)
+    return [b"".join(pieces) for pieces, _ in receiver.datagrams(0.0, 100, 0)]
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+@pytest.mark.parametrize("with_read", [True, False])
+def test_duplicate_does_not_replace_a_nak(with_read: bool, with_core: bool) -> None:
+    """A NAK that waits to be sent acknowledges as much; one that was sent does not matter any more."""
+    sender, receiver = direct(with_core=with_core)
+    sent = read_and_send(sender, (8, 8, 8), with_read=with_read)
+    first, _, third = sent[with_read:]
+    *_, nak = answered(receiver, [*sent[:with_read], first, third, first])
+    assert (nak[9:12], nak[12]) == (sent[-2][9:12], 0x60)
+    (ack,) = answered(receiver, [first])
+    assert (ack[9:12], ack[12]) == (first[9:12], 0x1F)
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+@pytest.mark.parametrize("with_read", [True, False])
+def test_duplicate_takes_no_ack_back(with_read: bool, with_core: bool) -> None:
+    """The ACK that waits to be sent is that of a later packet, in the midst of a message."""
+    sender, receiver = direct(with_core=with_core)
+    sent = read_and_send(sender, (8, 1 << 15), with_read=with_read)
     wants = [index for index, packet in enumerate(sent) if packet[8] & 0x80]
     assert wants[-1] > wants[-2] + 1, "of the short message, and of one of the packets of the long one"
-    for packet in (*sent, sent[with_read]):
-        receiver.received(memoryview(packet), 0, 0.0)
-    answers = [b"".join(pieces) for pieces, _ in receiver.datagrams(0.0, 100, 0)]
+    answers = answered(receiver, [*sent, sent[with_read]])
     assert len(answers) == 1 + with_read
     assert answers[-1][9:12] == sent[wants[-1]][9:12]
 
