@@ -25,7 +25,7 @@ from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.work import RecvWork, SendWork
-from rdmacm.soft.wire.sockets import SOL_UDP, UDP_SEGMENT, open_socket, set_trains
+from rdmacm.soft.wire.sockets import SOL_UDP, UDP_SEGMENT, open_socket, report_ip_fields, set_trains
 from rdmacm.verbs import SendFlag
 from support.clock import LONGEST, eventually
 from support.compiled import is_held
@@ -186,6 +186,26 @@ def test_packets_that_are_too_short_are_counted_one_by_one(port: Port) -> None:
     assert port.strays() == {}
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_fields_of_the_ip_header_are_those_that_the_system_says(host: str) -> None:
+    """Other ancillary data says nothing of them."""
+    port = Port(host)
+    is_ipv6, level = ":" in host, socket.IPPROTO_IPV6 if ":" in host else socket.IPPROTO_IP
+    port.wire.accept(QPN, 0)
+    port.sock.setsockopt(level, 74 if is_ipv6 else 20, 1)  # IPV6_RECVORIGDSTADDR, IP_RECVORIGDSTADDR
+    port.sock.setsockopt(socket.SOL_SOCKET, 29, 1)  # SO_TIMESTAMP
+    port.sender.setsockopt(level, socket.IPV6_TCLASS if is_ipv6 else socket.IP_TOS, 0x2E)
+    port.sender.setsockopt(level, socket.IPV6_UNICAST_HOPS if is_ipv6 else socket.IP_TTL, 9)
+    for fields in ((-1, -1), (0x2E, 9)):
+        port.send(port.packet(QPN))
+        ((_, segment, source, local, group, *found),) = port.wire.take_arrivals()
+        assert (segment, source[:2], local, group) == (0, (port.host, port.sender.getsockname()[1]), port.host, 0)
+        assert tuple(found) == fields
+        port.wire.end_arrivals()
+        report_ip_fields(port.sock)
+    port.close()
+
+
 def test_address_of_a_peer_has_a_scope_in_ipv6_alone() -> None:
     """A packet of the same link-local address on another link is not the peer's."""
     for host, scope, is_taken in (("127.0.0.1", 7, True), ("::1", 0, True), ("::1", 7, False)):
@@ -197,15 +217,17 @@ def test_address_of_a_peer_has_a_scope_in_ipv6_alone() -> None:
         port.close()
 
 
-def test_group_that_is_left_is_not_read_any_more(port: Port) -> None:
+@pytest.mark.parametrize(("host", "group"), [("127.0.0.1", "239.9.8.7"), ("::1", "ff15::1")])
+def test_group_that_is_left_is_not_read_any_more(host: str, group: str) -> None:
     """Nothing is left of it for packets that the owner still processes, either."""
-    sock = open_socket(socket.AF_INET, 0)
+    port = Port(host)
+    sock = open_socket(port.sock.family, 0)
     assert sock is not None
-    key = socket.inet_aton("239.9.8.7") + socket.if_nametoindex("lo").to_bytes(4, "big")
+    key = socket.inet_pton(sock.family, group) + socket.if_nametoindex("lo").to_bytes(4, "big")
     port.wire.add_group(sock.fileno(), key)
 
     def send(qpn: int) -> int:
-        port.sender.sendto(port.packet(qpn), sock.getsockname())
+        port.sender.sendto(port.packet(qpn), (host, sock.getsockname()[1]))
         assert select.select([sock], [], [], 10)[0]
         count: int = port.wire.receive(sock.fileno())
         return count
@@ -219,6 +241,7 @@ def test_group_that_is_left_is_not_read_any_more(port: Port) -> None:
     port.wire.end_arrivals()
     assert (send(MULTICAST_QPN), port.strays()) == (0, {})
     sock.close()
+    port.close()
 
 
 # -- connections -----------------------------------------------------------------------------------------------------
