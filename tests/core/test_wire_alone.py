@@ -372,6 +372,20 @@ def test_queue_pairs_take_turns(pair: tuple[End, End]) -> None:
     assert found == [QPN] * before + [QPN + 1] + [QPN] * (3 * MOST_SENT - before)
 
 
+def test_queue_pair_that_has_more_to_send_keeps_its_place(pair: tuple[End, End]) -> None:
+    """It may post more meanwhile, or leave."""
+    left, right = pair
+    queue_pairs = [left.connect(right, UC, QPN + number) for number in range(3)]
+    for one in queue_pairs:
+        one.send(bytes(4 * 256 * MOST_SENT))
+    for one in queue_pairs:
+        one.send(b"x")
+    queue_pairs[2].core.detach()
+    while left.wire.has_more:
+        left.wire.end_turn(None, left.wire.taken)
+    assert sorted(wc.qp_num for wc in left.queue.take(8)) == [QPN, QPN, QPN + 1, QPN + 1]
+
+
 def test_queue_pair_that_is_forgotten_has_left(pair: tuple[End, End]) -> None:
     left, right = pair
     one = left.connect(right)
