@@ -24,13 +24,16 @@ from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.proto.roce.ud import UdSend
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.wire.sockets import SOL_UDP, UDP_SEGMENT, open_socket, report_ip_fields, set_trains
 from rdmacm.verbs import SendFlag
 from support.clock import LONGEST, eventually
 from support.compiled import is_held
+from support.netns import needs_netns, two_hosts
 from support.rc import ALL, BASE, RKEY, Region
 from support.roce_packets import BTH, RocePacket
+from support.ud import make_ud
 
 if TYPE_CHECKING:
     from rdmacm.proto._core import ConnectedEngine
@@ -408,6 +411,39 @@ def test_packets_of_another_scope_are_left_to_the_owner() -> None:
         assert len(right.taken()) == (not is_taken)
         left.close()
         right.close()
+
+
+@needs_netns
+@pytest.mark.parametrize("is_own", [True, False])
+def test_link_local_address_is_that_of_a_device_on_its_link(is_own: bool) -> None:
+    assert compiled is not None
+    with two_hosts() as net:
+        there, here = net.va.link_local, net.vb.link_local
+        with net.a.enter():
+            sender = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        with net.b.enter():
+            port = Port("::1")
+        with sender:
+            sender.bind((there, 0, 0, net.va.index))
+            remote, local = (socket.inet_pton(socket.AF_INET6, each) for each in (there, here))
+            addresses = compiled.Addresses(net.vb.index if is_own else net.vb.index + 1)
+            addresses.set([bytes(4), local])
+            queue, engine = compiled.CompletionQueue(port.wire, 4), make_ud(QPN, name="c")
+            engine.qkey = 5
+            engine.ready_to_send(0)
+            engine.post_recv(RecvWork(1, [memoryview(bytearray(64))]))
+            sizes = 4, 4, 4, 4, 4, False
+            queue_pair = compiled.Datagrams(port.wire, engine, port, queue, queue, addresses, (-1, -1), sizes)
+            peer = make_ud(QPN, name="c")
+            icrc = icrc_between(remote, local, sender.getsockname()[1])
+            peer.post_send(UdSend(SendWork(1, WROpcode.SEND, [memoryview(b"text")]), "way", icrc, QPN, 5))
+            ((_, pieces, _),) = peer.datagrams(1, 0)
+            sender.sendto(b"".join(pieces), (here, port.number, 0, net.va.index))
+            port.read()
+            assert port.strays() == ({} if is_own else {"address": 1})
+            assert len(queue.take(2)) == is_own
+            queue_pair.detach()
+            port.close()
 
 
 # -- the thread that serves peers ------------------------------------------------------------------------------------
