@@ -487,6 +487,20 @@ def test_thread_notices_a_deadline_that_begins_while_it_waits(served: End) -> No
     nobody.close()
 
 
+def test_thread_tells_the_owner_of_what_it_completes(served: End) -> None:
+    """It sends what a caller has left over."""
+    nobody = Port()
+    one = served.connect(nobody, UC)
+    for _ in range(4):
+        served.wait_for_thread()
+        served.wire.clear_signal()
+        one.send(bytes(256 * (TURN + MOST_SENT + 9)))
+        eventually(lambda: len(served.queue) == 1, "it is not sent")
+        assert select.select([served.signals], [], [], LONGEST)[0]
+        assert len(served.queue.take(2)) == 1
+    nobody.close()
+
+
 def test_thread_leaves_reports_of_undelivered_packets_to_the_owner(served: End) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed:
         closed.bind(("127.0.0.1", 0))
