@@ -263,7 +263,14 @@ class End(Port):
         self.queue.owner = self
 
     def connect(
-        self, peer: Port, transport: int = RC, qpn: int = QPN, *, scope: int = 0, sends: RtsAttributes = SENDS
+        self,
+        peer: Port,
+        transport: int = RC,
+        qpn: int = QPN,
+        *,
+        scope: int = 0,
+        train: int = 0,
+        sends: RtsAttributes = SENDS,
     ) -> Connection:
         """A connection to the queue pair of the same number."""
         assert compiled is not None
@@ -275,7 +282,7 @@ class End(Port):
         core = compiled.Connection(
             *(self.wire, engine, self, self.queue, self.queue),
             (self.host, scope, self.host),
-            (self.sock.fileno(), peer.number, 0, [], 0),  # packets go one by one
+            (self.sock.fileno(), peer.number, 0, [], train),
             (64, 64, 1 << 20, 4, 4, False),
         )
         return Connection(engine, core)
@@ -349,6 +356,19 @@ def test_acks_are_deferred_where_somebody_sends_them(pair: tuple[End, End]) -> N
             right.wire.acknowledge()
         left.read()
         assert len(left.queue.take(2)) == 1
+
+
+def test_train_is_acknowledged_at_once(pair: tuple[End, End]) -> None:
+    """Its sender has more, and waits for room in its window."""
+    left, right = pair
+    one, other = left.connect(right, train=65507), right.connect(left)
+    buffer = bytearray(1024)
+    other.engine.post_recv(RecvWork(1, [memoryview(buffer)]))
+    one.send(bytes(range(256)) * 4)
+    right.read()
+    assert buffer == bytes(range(256)) * 4
+    left.read()
+    assert len(left.queue.take(2)) == 1
 
 
 def test_read_is_answered_at_once(pair: tuple[End, End]) -> None:
