@@ -14,6 +14,7 @@ import pytest
 
 from rdmacm.enums import WROpcode
 from rdmacm.proto.constants import (
+    EVENT_TIMER,
     GSI_QPN,
     MOST_SENT,
     MULTICAST_QPN,
@@ -407,6 +408,21 @@ def test_queue_pair_that_has_more_to_send_keeps_its_place(pair: tuple[End, End])
     while left.wire.has_more:
         left.wire.end_turn(None, left.wire.taken)
     assert sorted(wc.qp_num for wc in left.queue.take(8)) == [QPN, QPN, QPN + 1, QPN + 1]
+
+
+def test_deadline_begins_when_a_request_has_its_turn(pair: tuple[End, End]) -> None:
+    left, right = pair
+    others = [left.connect(right, UC, QPN + number) for number in range(1, 5)]
+    one = left.connect(right)
+    for other in others:
+        other.send(bytes(4 * 256 * MOST_SENT))
+    one.send(b"x")
+    assert left.wire.take_events() == []
+    while left.wire.has_more:
+        left.wire.end_turn(None, left.wire.taken)
+    ((owner, events, deadline, _),) = left.wire.take_events()
+    assert (owner, events, deadline) == (left, EVENT_TIMER, one.engine.deadline)
+    assert deadline is not None
 
 
 def test_queue_pair_that_is_forgotten_has_left(pair: tuple[End, End]) -> None:
