@@ -248,6 +248,18 @@ def test_group_that_is_left_is_not_read_any_more(host: str, group: str) -> None:
     port.close()
 
 
+def test_refused_packets_are_counted_for_their_queue_pairs(port: Port) -> None:
+    for qpn in (QPN, QPN + 1):
+        port.wire.accept(qpn, 0)
+        for _ in range(2):
+            *packet, last = port.packet(qpn)
+            port.send(bytes((*packet, last ^ 1)))
+    strays, refused = port.wire.take_strays() or ([], [])
+    assert (strays, sorted(refused)) == ([], [(QPN, "icrc", 2), (QPN + 1, "icrc", 2)])
+    assert port.taken() == []
+    assert port.wire.take_strays() is None
+
+
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
@@ -382,6 +394,19 @@ def test_read_is_answered_at_once(pair: tuple[End, End]) -> None:
     assert [wc.byte_len for wc in left.queue.take(2)] == [8]
 
 
+def test_packets_that_a_connection_refuses_are_counted(pair: tuple[End, End]) -> None:
+    left, right = pair
+    _, other = left.connect(right), right.connect(left)
+    packet = left.packet(QPN)
+    for refused in (packet[:-4] + bytes(4), bytes((Opcode.RC_RDMA_WRITE_ONLY,)) + packet[1:16], packet[:-4] + bytes(4)):
+        left.sock.sendto(refused, right.address)
+        right.read()
+    assert other.engine.to_send == 0
+    strays, found = right.wire.take_strays() or ([], [])
+    assert (strays, sorted(found)) == ([], [(QPN, "icrc", 2), (QPN, "length", 1)])
+    assert right.wire.take_strays() is None
+
+
 def test_queue_pairs_take_turns(pair: tuple[End, End]) -> None:
     """A long message leaves as far as it may in one call; a short one does not wait for its rest."""
     left, right = pair
@@ -476,8 +501,12 @@ def test_link_local_address_is_that_of_a_device_on_its_link(is_own: bool) -> Non
             ((_, pieces, _),) = peer.datagrams(1, 0)
             sender.sendto(b"".join(pieces), (here, port.number, 0, net.va.index))
             port.read()
-            assert port.strays() == ({} if is_own else {"address": 1})
-            assert len(queue.take(2)) == is_own
+            port.wire.accept(QPN + 1, 2, remote, local, net.vb.index if is_own else net.vb.index + 1)
+            packet = bytes(RocePacket(BTH(Opcode.RC_SEND_ONLY, QPN + 1, 0), payload=b"text").pack())
+            sender.sendto(packet + icrc.seal([packet]), (here, port.number, 0, net.va.index))
+            port.read()
+            assert port.strays() == ({} if is_own else {"address": 2})
+            assert len(queue.take(2)) == len(port.taken()) == is_own
             queue_pair.detach()
             port.close()
 
