@@ -540,6 +540,20 @@ def test_thread_reads_a_socket_that_is_added_while_it_waits(served: End) -> None
         served.close()
 
 
+def test_thread_does_not_look_at_a_socket_that_is_gone(served: End) -> None:
+    sock = open_socket(socket.AF_INET, 0)
+    assert sock is not None
+    served.wire.add_group(sock.fileno(), bytes((239, 0, 0, 1)) + bytes(4))
+    served.wait_for_thread()
+    served.wire.remove_group(sock.fileno())
+    sock.close()
+    served.wait_for_thread()
+    served.wire.clear_signal()
+    for _ in range(4):
+        served.wait_for_thread()
+    assert not select.select([served.signals], [], [], 0)[0], "a descriptor that is closed is an error of poll(2)"
+
+
 def test_thread_notices_a_deadline_that_begins_while_it_waits(served: End) -> None:
     nobody = Port()
     for number in range(8):
