@@ -554,6 +554,17 @@ def test_thread_does_not_look_at_a_socket_that_is_gone(served: End) -> None:
     assert not select.select([served.signals], [], [], 0)[0], "a descriptor that is closed is an error of poll(2)"
 
 
+def test_thread_reads_again_when_a_capture_ends(served: End, port: Port) -> None:
+    """Meanwhile every packet is the owner's."""
+    served.wire.is_enabled = False
+    served.sender.sendto(b"short", served.address)
+    for _ in range(200):  # what happens elsewhere gives it time to see that
+        port.send(b"short")
+    assert served.strays() == {}
+    served.wire.is_enabled = True
+    eventually(lambda: served.strays() == {"short": 1}, "it is not read")
+
+
 def test_thread_notices_a_deadline_that_begins_while_it_waits(served: End) -> None:
     nobody = Port()
     for number in range(8):
