@@ -185,6 +185,10 @@ def test_packets_that_are_too_short_are_counted_one_by_one(port: Port) -> None:
     assert port.taken() == [(QPN, 0, 0)]
     port.wire.end_arrivals()
     assert port.strays() == {"short": 1}
+    port.send(port.packet(QPN + 1) + port.packet(QPN, psn=7), len(packet))
+    assert port.taken() == [(QPN, 7, 0)], "the second packet alone"
+    port.wire.end_arrivals()
+    assert port.strays() == {"unknown_qp": 1}
     port.send(packet + packet[:16], len(packet))  # the shortest packet
     assert port.taken() == [(QPN, 0, len(packet))]
     assert port.strays() == {}
@@ -240,7 +244,8 @@ def test_group_that_is_left_is_not_read_any_more(host: str, group: str) -> None:
     port.wire.accept(QPN, 0)
     port.wire.set_members(key, (QPN,))
     assert (send(QPN), port.strays()) == (1, {"stray": 1})
-    assert (send(MULTICAST_QPN), port.taken()) == (1, [(MULTICAST_QPN, 0, 0)])
+    assert send(MULTICAST_QPN) == 1
+    assert [each[4] for each in port.wire.take_arrivals()] == [socket.if_nametoindex("lo")]
     port.wire.remove_group(sock.fileno())
     port.wire.end_arrivals()
     assert (send(MULTICAST_QPN), port.strays()) == (0, {})
@@ -380,6 +385,19 @@ def test_train_is_acknowledged_at_once(pair: tuple[End, End]) -> None:
     one.send(bytes(range(256)) * 4)
     right.read()
     assert buffer == bytes(range(256)) * 4
+    left.read()
+    assert len(left.queue.take(2)) == 1
+
+
+def test_acks_leave_with_what_another_queue_pair_posts(pair: tuple[End, End]) -> None:
+    left, right = pair
+    one, other = left.connect(right), right.connect(left)
+    another = right.connect(right, UC, QPN + 1)
+    other.receive(1)
+    one.send(b"x")
+    right.read()
+    assert not left.has_packets
+    another.send(b"y")
     left.read()
     assert len(left.queue.take(2)) == 1
 
@@ -538,6 +556,24 @@ def test_thread_reads_a_socket_that_is_added_while_it_waits(served: End) -> None
             served.sender.sendto(b"short", sock.getsockname())
             eventually(lambda: served.strays() == {"short": 1}, "it is not read")
         served.close()
+
+
+def test_thread_leaves_to_the_owner_what_that_processes(served: End) -> None:
+    """The owner takes some at a time; what it has taken makes room for as much."""
+    served.wire.accept(QPN, 0)
+    train = 16 * served.packet(QPN, 2032)
+    for data, count in ((served.packet(QPN), MOST), *[(train, MOST_BYTES // len(train))] * 5):
+        segment = len(train) // 16 if data is train else 0
+        control = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment))] if segment else []
+        for number in range(count):
+            served.sender.sendmsg([data], control, 0, served.address)
+            if number % 16 == 15:  # so many have room in the socket
+                served.wait_for_thread()
+        taken = []
+        while lot := served.taken():
+            taken.append(len(lot))
+        assert taken == [256] * (count // 256) + [count % 256] * (count % 256 > 0)
+        served.wire.end_arrivals()
 
 
 def test_thread_does_not_look_at_a_socket_that_is_gone(served: End) -> None:
