@@ -86,7 +86,7 @@ static void find_solutions(void) {
         uint32_t vector = candidate < 16 ? identification_effects[candidate >> 3][1u << (candidate & 7)]
                                          : UINT32_C(1) << (candidate - 16);
         uint32_t combined = UINT32_C(1) << count;
-        for (int bit = 31; bit >= 0 && vector; bit--) {
+        for (int bit = 31; bit >= 0; bit--) {
             if (!(vector >> bit & 1))
                 continue;
             if (!vectors[bit]) {

@@ -92,8 +92,8 @@ static void put_grh(uint8_t *grh, const struct rdmacm_ud_source *from, size_t si
         store16(grh + 4, UDP_LENGTH + size);
         grh[6] = UDP_PROTOCOL;
         grh[7] = from->hop_limit;
-        memcpy(grh + 8, from->source, 16);
-        memcpy(grh + 24, from->destination, 16);
+        memcpy(grh + 8, from->source, sizeof from->source);
+        memcpy(grh + 24, from->destination, sizeof from->destination);
         return;
     }
     uint8_t *ip = grh + RDMACM_GRH_LENGTH - IPV4_LENGTH;

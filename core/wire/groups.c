@@ -29,12 +29,9 @@ struct rdmacm_group *rdmacm_wire_find_group(const struct rdmacm_wire *wire, cons
 
 /* Its packets that wait stay: the owner finds that they are for nobody. */
 static void forget_arrivals(struct rdmacm_arrival *arrival, const struct rdmacm_group *group) {
-    for (; arrival; arrival = arrival->next) {
-        if (arrival->group == group) {
+    for (; arrival; arrival = arrival->next)
+        if (arrival->group == group)
             arrival->group = NULL;
-            arrival->qp_num = 0;
-        }
-    }
 }
 
 static void remove_source(struct rdmacm_wire *wire, size_t index) {

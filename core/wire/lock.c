@@ -140,9 +140,4 @@ size_t rdmacm_cq_remove(struct rdmacm_cq *cq, uint32_t qp_num, struct rdmacm_ent
     return count;
 }
 
-void rdmacm_cq_free(struct rdmacm_cq *cq) {
-    free(cq->entries);
-    cq->entries = NULL;
-    cq->capacity = cq->head = 0;
-    set_count(cq, 0);
-}
+void rdmacm_cq_free(struct rdmacm_cq *cq) { free(cq->entries); }

@@ -190,7 +190,7 @@ struct rdmacm_arrival {
     uint8_t local[16];
     size_t local_length; /* bytes; 0: not known */
     int traffic_class, hop_limit; /* -1: not known */
-    uint32_t qp_num; /* of its first packet; 0: the group is gone */
+    uint32_t qp_num; /* of its first packet */
     bool is_others;  /* whether that is no queue pair of this wire */
     struct rdmacm_group *group; /* whose packet it is; NULL: of no multicast group */
     uint32_t ifindex;           /* where that is; 0: none */
@@ -328,7 +328,7 @@ void rdmacm_wire_arm_timer(struct rdmacm_conn *conn);
  * do not overtake them. */
 size_t rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now);
 
-/* Let connections retransmit whose deadline has come. */
+/* Let connections retransmit whose deadline has come: rdmacm_wire_take_turns() has to follow. */
 void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now);
 /* Send what connections have left over. */
 void rdmacm_wire_take_turns(struct rdmacm_wire *wire, double now);

@@ -5,7 +5,6 @@
  */
 #include "rdmacm_wire.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -35,8 +34,7 @@ enum {
 
 static void signal_owner(struct rdmacm_service *service) {
     if (!atomic_exchange(&service->is_signalled, true))
-        while (eventfd_write(service->signal_fd, 1) < 0 && errno == EINTR) {
-        }
+        eventfd_write(service->signal_fd, 1);
 }
 
 /* Read what is there; then call the timers, as an answer that has arrived stops one. */

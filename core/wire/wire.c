@@ -284,8 +284,7 @@ void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
                 continue;
             }
             rdmacm_rc_timer(rc, now);
-            rdmacm_wire_see_engine(conn);
-            list_ready(conn);
+            list_ready(conn); /* its turn passes on what has changed */
         }
         if (!rc->has_deadline)
             unlist_timer(wire, conn);
@@ -531,7 +530,9 @@ static void read_control(struct msghdr *message, struct rdmacm_received *from) {
         const uint8_t *value = CMSG_DATA(header);
         size_t length = header->cmsg_len - CMSG_LEN(0);
         int level = header->cmsg_level, type = header->cmsg_type, number = 0;
-        memcpy(&number, value, length < sizeof number ? length : sizeof number);
+        bool is_number = length >= sizeof number;
+        if (is_number)
+            memcpy(&number, value, sizeof number);
         if (level == IPPROTO_IP && type == IP_PKTINFO && length >= sizeof(struct in_pktinfo)) {
             memcpy(&from->ifindex, value + offsetof(struct in_pktinfo, ipi_ifindex), sizeof from->ifindex);
             from->local_length = 4;
@@ -540,13 +541,14 @@ static void read_control(struct msghdr *message, struct rdmacm_received *from) {
             memcpy(&from->ifindex, value + offsetof(struct in6_pktinfo, ipi6_ifindex), sizeof from->ifindex);
             from->local_length = 16;
             memcpy(from->local, value + offsetof(struct in6_pktinfo, ipi6_addr), 16);
-        } else if (level == SOL_UDP && type == UDP_GRO && length >= sizeof number) {
-            from->segment = number > 0 ? (size_t)number : 0;
-        } else if ((level == IPPROTO_IP && type == IP_TOS && length) ||
-                   (level == IPPROTO_IPV6 && type == IPV6_TCLASS && length)) {
+        } else if (level == SOL_UDP && type == UDP_GRO && is_number) {
+            from->segment = (size_t)number;
+        } else if (level == IPPROTO_IP && type == IP_TOS && length) {
+            from->traffic_class = *value; /* the only one of a byte */
+        } else if (level == IPPROTO_IPV6 && type == IPV6_TCLASS && is_number) {
             from->traffic_class = number & 0xFF;
-        } else if ((level == IPPROTO_IP && type == IP_TTL && length) ||
-                   (level == IPPROTO_IPV6 && type == IPV6_HOPLIMIT && length)) {
+        } else if (is_number && ((level == IPPROTO_IP && type == IP_TTL) ||
+                                 (level == IPPROTO_IPV6 && type == IPV6_HOPLIMIT))) {
             from->hop_limit = number & 0xFF;
         }
     }

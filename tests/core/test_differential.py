@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import ClassVar
 
@@ -29,7 +30,7 @@ from rdmacm.verbs.enums import MWType
 from rdmacm.verbs.wr import inc_rkey
 from support.compiled import Mischief, compare
 from support.examples import EXAMPLES
-from support.rc import ALL, BASE, ENGINES, connect, flows
+from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect, flows
 from support.rows import for_each
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
@@ -420,6 +421,97 @@ def test_lost_packets_are_sent_again(losses: int, with_core: bool) -> None:
                 other.received(memoryview(b"".join(pieces)), segment, run.now)
     assert [wc.status.name for wc in sender.completions()] == ["SUCCESS"] * 3
     assert (sender.retransmitting, sender.retries_left, sender.deadline) == (False, 7, None)
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+def test_connection_without_a_timeout_has_no_deadline(with_core: bool) -> None:
+    """It sends again what a NAK asks for, and waits for that as long as it takes."""
+    run = Run(1, with_core=with_core, mischief=0.0)
+    sender, receiver = run.ends
+    sender.set_send_attributes(RtsAttributes(0, 0.0), run.now)
+    for number in range(2):
+        sender.post_send(SendWork(number, WROpcode.SEND, [run.buffer(8)]))
+    (_, first), (pieces, _) = sender.datagrams(run.now, 64, 0)
+    assert (sender.deadline, first) == (None, 0)
+    receiver.received(memoryview(b"".join(pieces)), 0, run.now)  # the first is lost
+    ((pieces, _),) = receiver.datagrams(run.now, 64, 0)
+    sender.received(memoryview(b"".join(pieces)), 0, run.now)
+    assert sender.counters.errors["completer_retry_err"] == 1
+    assert sender.deadline is None
+    assert len(sender.datagrams(run.now, 64, 0)) == 2
+    assert sender.deadline is None
+
+
+def direct(*, with_core: bool) -> tuple[RcEngine, RcEngine]:
+    """Two engines with a path MTU of 256 and two receives each, on a network that the test stands for."""
+    make = ENGINES["c" if with_core else "python"]
+    ends = make(1, Region(), None, EngineCounters()), make(2, Region(), None, EngineCounters())
+    for index, end in enumerate(ends):
+        connect(end, index)
+        end.ready_to_receive(RtrAttributes(2 - index, 5, path_mtu=256, access=ALL))
+        end.ready_to_send(RtsAttributes(5))
+        for _ in range(2):
+            end.post_recv(RecvWork(1, (memoryview(bytearray(1 << 15)),)))
+    return ends
+
+
+def read_and_send(sender: RcEngine, sizes: Sequence[int], *, with_read: bool) -> list[bytes]:
+    """Post a READ if that is wanted, and SENDs; the packets."""
+    if with_read:
+        sender.post_send(SendWork(1, WROpcode.RDMA_READ, [memoryview(bytearray(8))], remote_addr=BASE, rkey=RKEY))
+    for size in sizes:
+        sender.post_send(SendWork(2, WROpcode.SEND, [memoryview(bytes(size))]))
+    return [b"".join(pieces) for pieces, _ in sender.datagrams(0.0, 100, 0)]
+
+
+def answered(receiver: RcEngine, packets: Sequence[bytes]) -> list[bytes]:
+    """What an engine answers to packets."""
+    for packet in packets:
+        receiver.received(memoryview(packet), 0, 0.0)
+    return [b"".join(pieces) for pieces, _ in receiver.datagrams(0.0, 100, 0)]
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+@pytest.mark.parametrize("with_read", [True, False])
+def test_duplicate_does_not_replace_a_nak(with_read: bool, with_core: bool) -> None:
+    """A NAK that waits to be sent acknowledges as much; one that was sent does not matter any more."""
+    sender, receiver = direct(with_core=with_core)
+    sent = read_and_send(sender, (8, 8, 8), with_read=with_read)
+    first, _, third = sent[with_read:]
+    *_, nak = answered(receiver, [*sent[:with_read], first, third, first])
+    assert (nak[9:12], nak[12]) == (sent[-2][9:12], 0x60)
+    (ack,) = answered(receiver, [first])
+    assert (ack[9:12], ack[12]) == (first[9:12], 0x1F)
+
+
+@pytest.mark.parametrize("with_core", [True, False])
+@pytest.mark.parametrize("with_read", [True, False])
+def test_duplicate_takes_no_ack_back(with_read: bool, with_core: bool) -> None:
+    """The ACK that waits to be sent is that of a later packet, in the midst of a message."""
+    sender, receiver = direct(with_core=with_core)
+    sent = read_and_send(sender, (8, 1 << 15), with_read=with_read)
+    wants = [index for index, packet in enumerate(sent) if packet[8] & 0x80]
+    assert wants[-1] > wants[-2] + 1, "of the short message, and of one of the packets of the long one"
+    answers = answered(receiver, [*sent, sent[with_read]])
+    assert len(answers) == 1 + with_read
+    assert answers[-1][9:12] == sent[wants[-1]][9:12]
+
+
+@pytest.mark.parametrize("size", [64, 65])
+def test_train_of_packets_in_many_pieces_is_as_long_as_in_python(size: int) -> None:
+    """The system takes 1024 pieces; with padding there is another one in each packet."""
+    found = []
+    for with_core in (True, False):
+        sender = Run(1, with_core=with_core, mischief=0.0).ends[0]
+        for number in range(60):
+            view = memoryview(bytearray(size))
+            pieces = [*(view[at : at + 2] for at in range(0, 62, 2)), view[62:]]
+            sender.post_send(SendWork(number, WROpcode.SEND, pieces))
+        datagrams = sender.datagrams(0.0, 64, 65507)
+        assert max(len(pieces) for pieces, _ in datagrams) <= 1024
+        found.append([(sum(map(len, pieces)), segment) for pieces, segment in datagrams])
+    assert found[0] == found[1]
+    assert len(found[0]) > 1
 
 
 def test_permissions_are_checked() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import random
+import subprocess
+import sys
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +23,7 @@ from rdmacm.soft.device.memory import MemoryTable, RemoteMemory
 from rdmacm.soft.device.memory_window import Bind
 from rdmacm.verbs.enums import MWType
 from support.compiled import assert_collected, is_held
+from support.netns import python_environment
 from support.rc import ALL, BASE, ENGINES, RKEY, Region, connect
 
 pytestmark = pytest.mark.skipif(compiled is None, reason=f"runs {description()}")
@@ -121,7 +127,7 @@ def test_region_table_is_a_dictionary() -> None:
         assert len(regions) == len(known)
         if step % 100 == 0:
             assert all(map(is_held, known.values()))
-    regions.remove(2)
+    assert regions.remove(2) == regions.bound(2) == 0, "there is none"
     with pytest.raises(ValueError, match="in use"):
         regions.add(next(iter(known)), 0, memoryview(b""), 0, None)
     with pytest.raises(ValueError, match="in use"):
@@ -220,3 +226,92 @@ def test_wrong_arguments_are_refused() -> None:
             call()
     end.flush()
     assert end.completions() == []
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc says of its memory: see mallinfo(3)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]  # fmt: skip
+
+
+def _allocated(libc: ctypes.CDLL) -> int:
+    """Bytes that malloc(3) has given out."""
+    info = libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _use_engine() -> None:
+    end, _ = engines()
+    for number in range(3000):
+        end.post_recv(RecvWork(number, (memoryview(bytearray(1)),)))
+        end.post_send(SendWork(number, WROpcode.RDMA_READ, (memoryview(bytearray(1)),), remote_addr=BASE, rkey=RKEY))
+
+
+def _use_wire() -> None:
+    assert compiled is not None
+    wire = compiled.Wire(compiled.Lock(), lambda: None, ())
+    for number in range(3000):
+        wire.accept(number, 0)
+    for index in range(8):
+        key = bytes((239, 0, 0, index)) + bytes(4)
+        wire.add_group(index, key)
+        wire.set_members(key, tuple(range(30_000)))
+    for index in range(4):
+        wire.remove_group(index)
+
+
+@pytest.mark.parametrize("use", [_use_engine, _use_wire])
+def test_what_is_deleted_gives_its_memory_back(use: Callable[[], None]) -> None:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("needs glibc 2.33")
+    libc.mallinfo2.restype = _Mallinfo2
+    use()
+    gc.collect()
+    before = _allocated(libc)
+    for _ in range(8):
+        use()
+    gc.collect()
+    assert _allocated(libc) - before < 1 << 20
+
+
+#: An engine whose queue of completions cannot grow: prints how many requests it has taken then, and all completions.
+_WITHOUT_MEMORY = """
+import resource
+from rdmacm.enums import WROpcode
+from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
+from rdmacm.proto.work import RecvWork, SendWork
+from support.rc import ENGINES, Region, connect
+end, view = ENGINES["c"](1, Region(), None, EngineCounters()), memoryview(bytearray(8))
+connect(end, 0)
+end.ready_to_receive(RtrAttributes(2, 5))
+end.ready_to_send(RtsAttributes(5))
+for number in range((1 << 16) - 1):
+    end.post_recv(RecvWork(number, (view,)))
+work, taken = SendWork(1, WROpcode.SEND, (view,)), 0
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+before = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))
+try:
+    for _ in range(64):
+        end.post_send(work)
+        taken += 1
+except ValueError:
+    pass
+resource.setrlimit(resource.RLIMIT_AS, before)
+end.post_send(work)
+end.flush()
+print(taken, len(end.completions()))
+"""
+
+
+@pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer needs memory of its own")
+def test_request_without_memory_is_refused() -> None:
+    environment = python_environment({"MALLOC_MMAP_THRESHOLD_": "65536"})
+    command = [sys.executable, "-c", _WITHOUT_MEMORY]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    taken, completed = map(int, done.stdout.split())
+    assert taken < 64, "it has had memory for all"
+    assert completed == (1 << 16) - 1 + taken + 1

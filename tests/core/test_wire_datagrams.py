@@ -162,6 +162,31 @@ def test_list_is_one_train_and_keeps_its_order(ends: Ends) -> None:
     assert left.taken - before == 1
 
 
+def test_packets_of_a_train_that_is_cut_have_no_identification(ends: Ends) -> None:
+    """The system gives them 0 then, which their ICRCs cover, and the headers before the messages show."""
+    left, right = ends.left, ends.right
+    right.receive(DEPTH)
+    sock = left.wire._out.sockets[False]
+    assert sock is not None
+    sock.setsockopt(socket.SOL_SOCKET, 11, 1)  # SO_NO_CHECK: the kernel refuses trains without UDP checksums
+    before = left.wire.counters["trains_cut"]
+    try:
+        wrs = [ends.wr(number, b"", SIGNALED) for number in range(8)]
+        left.memory[:80] = texts = bytes(range(80))
+        for n, wr in enumerate(wrs):
+            wr.sg = [left.region.sge(10 * n, 3), left.region.sge(10 * n + 3, 7)]
+        left.qp.post_send(wrs)
+        assert told(right.completions(8)) == [(n, "SUCCESS", 50) for n in range(8)]
+        assert [right.message(n, 10) for n in range(8)] == [texts[10 * n : 10 * n + 10] for n in range(8)]
+    finally:
+        sock.setsockopt(socket.SOL_SOCKET, 11, 0)
+    left.completions(8)
+    left.context.query_counters()
+    assert left.wire.counters["trains_cut"] == before + 1
+    headers = [GRH.unpack(memoryview(right.memory)[n * ROOM :]) for n in range(8)]
+    assert [header.identification for header in headers] == [0] * 8
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_fields_of_a_message(host: str) -> None:
     ends = Ends(host, traffic_class=0x2E, hop_limit=9)

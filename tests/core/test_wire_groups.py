@@ -99,7 +99,7 @@ def test_messages_to_a_group(members: Members) -> None:
 def test_what_a_group_drops(members: Members) -> None:
     sender, one, other = members.ends
     mux, engine = sender.backend._mux, make_ud(sender.qp.qp_num)
-    stray, state = mux.wire.counters["stray"], mux.dropped["state"]
+    stray, state, packets = mux.wire.counters["stray"], mux.dropped["state"], mux.dropped["packet"]
     before, taken = dropped(one), sender.taken
     other.qp.to_error()
     other.completions(7)
@@ -115,7 +115,8 @@ def test_what_a_group_drops(members: Members) -> None:
 
     def counted() -> bool:
         mux.see_core_wire()
-        return (mux.wire.counters["stray"], mux.dropped["state"]) == (stray + 1, state + 2)
+        found = mux.wire.counters["stray"], mux.dropped["state"], mux.dropped["packet"]
+        return found == (stray + 1, state + 2, packets + 1)
 
     eventually(counted, "not all are counted")
     assert dropped(one).get("dropped_qkey", 0) == before.get("dropped_qkey", 0) + 1

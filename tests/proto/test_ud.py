@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -411,6 +412,25 @@ def test_ipv4_header_counts_after_bytes_that_look_like_ipv6() -> None:
     packed = b"\x60" + grh.pack()[1:]
     assert GRH.unpack(packed) == grh
     assert GRH.unpack(packed[:30] + b"\0\0" + packed[32:]).version == 6
+
+
+def test_checksum_of_an_ipv4_header_whose_carries_make_another_one() -> None:
+    def header(word: int) -> bytes:
+        """That of a message from 10.0 and these two bytes."""
+        link = Link()
+        source = bytes((10, 0)) + word.to_bytes(2, "big")
+        link.icrc = icrc_between(source, link.destination, PORT)
+        link.post()
+        buffer = bytearray(100)
+        link.right.post_recv(RecvWork(1, [memoryview(buffer)]))
+        (packet,) = link.packets()
+        link.right.received(memoryview(packet), 0, flow_between(source, link.destination, PORT), (0, 255))
+        return bytes(buffer[20:40])
+
+    words = struct.unpack("!10H", header(0))
+    words = struct.unpack("!10H", header(words[5] + 1))
+    assert sum(words) - words[5] == 0x1FFFF
+    assert words[5] == 0xFFFE
 
 
 @pytest.mark.parametrize("data", [bytes(40), b"\x45" + bytes(39), b"\x60" * 39, b""])
