@@ -33,15 +33,19 @@ static int send_message(int fd, const struct msghdr *message) {
     }
 }
 
-/* Copy the packet that begins with a piece; the piece after it, as no piece is of two packets. */
-static size_t copy_packet(const struct rdmacm_out *out, size_t first, size_t size, uint8_t *to) {
-    for (; size; first++) {
-        const struct iovec *piece = &out->pieces[first];
-        size_t part = piece->iov_len < size ? piece->iov_len : size;
-        memcpy(to, piece->iov_base, part);
-        to += part, size -= part;
+/* Copy `length` bytes of a datagram from byte `at` on. */
+static void copy_part(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, size_t at, size_t length,
+                      uint8_t *to) {
+    for (size_t i = datagram->first; length && i < datagram->first + datagram->count; i++) {
+        const struct iovec *piece = &out->pieces[i];
+        if (at >= piece->iov_len) {
+            at -= piece->iov_len;
+            continue;
+        }
+        size_t part = piece->iov_len - at < length ? piece->iov_len - at : length;
+        memcpy(to, (const uint8_t *)piece->iov_base + at, part);
+        to += part, length -= part, at = 0;
     }
-    return first;
 }
 
 /* Send the packets of a train one by one: each has the IPv4 identification 0 then. */
@@ -49,7 +53,6 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
                         const struct rdmacm_datagram *datagram, struct msghdr *message) {
     uint8_t packet[RDMACM_LONGEST_PACKET];
     struct iovec piece = {.iov_base = packet};
-    size_t next = datagram->first;
     bool is_sent = true;
     message->msg_iov = &piece;
     message->msg_iovlen = 1;
@@ -60,7 +63,7 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
         size_t size = datagram->bytes - at < datagram->segment ? datagram->bytes - at : datagram->segment;
         if (size > sizeof packet || size < RDMACM_SHORTEST_PACKET)
             return false; /* no train has this */
-        next = copy_packet(&wire->out, next, size, packet);
+        copy_part(&wire->out, datagram, at, size, packet);
         if (!route->is_ipv6) {
             size_t body = size - RDMACM_ICRC_LENGTH;
             uint32_t crc = rdmacm_crc32(rdmacm_flow_start(wire->out.flow, size, 0), packet, body);
