@@ -368,10 +368,10 @@ def _no_gcc() -> str | None:
 def _no_sanitizer(kind: str) -> str | None:
     """What is missing to run tests with the core built with a sanitizer."""
     reason = _no_gcc()
-    name = SANITIZERS[kind].library
-    if reason is None and not os.path.isabs(_sanitizer_library(name)):
-        reason = f"needs {name}, which comes with gcc"
-    if reason is None and not _runs_with(name):
+    sanitizer = SANITIZERS[kind]
+    if reason is None and not os.path.isabs(_sanitizer_library(sanitizer.library)):
+        reason = f"needs {sanitizer.library}, which comes with gcc"
+    if reason is None and not _runs_with(sanitizer):
         reason = "does not run on this kernel"
     return reason
 
@@ -381,9 +381,9 @@ def _sanitizer_library(name: str) -> str:
     return subprocess.check_output(["gcc", "-print-file-name=" + name], text=True).strip()
 
 
-def _runs_with(name: str) -> bool:
+def _runs_with(sanitizer: Sanitizer) -> bool:
     """Whether processes start with a sanitizer's library: some kernels map memory where that of threads has its own."""
-    environ = dict(os.environ, LD_PRELOAD=_sanitizer_library(name))
+    environ = dict(os.environ, **sanitizer.variables, LD_PRELOAD=_sanitizer_library(sanitizer.library))
     return not subprocess.call([sys.executable, "-c", ""], env=environ, stderr=subprocess.DEVNULL)
 
 

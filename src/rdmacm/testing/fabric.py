@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rdmacm.address import is_multicast
 from rdmacm.interrupts.handlers import checkpoint
 from rdmacm.interrupts.protection import run_finalizers
+from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,
@@ -94,7 +95,8 @@ class Fabric:
     - ``loss``: probability (0 to 1) that a packet is lost.
     - ``duplicate``: probability that a packet arrives twice.
     - ``reorder``: probability that a packet is held back, so that later ones overtake it.
-    - ``corrupt``: probability that 1 to 8 random bits of a packet are inverted.
+    - ``corrupt``: probability that 1 to 8 random bits of a packet are inverted. If its ICRC is right all the same (one
+      of 65,536 over IPv4, and bits that it does not cover), it is lost: UDP's checksum would show the damage.
     - ``latency``: time from sender to receiver, in seconds.
     - ``jitter``: maximum of the random additional time, in seconds. It never changes the order of packets.
     - ``reorder_delay``: maximum of the random additional delay of packets held back and of second copies, in seconds.
@@ -463,6 +465,9 @@ class Fabric:
         data = packet.data if verdict.data is None else verdict.data
         if verdict.flips:
             data = corrupted(data, verdict.flips, Random(damage))
+            if icrc_between(packet.local, packet.remote, packet.source_port).solve([data]) is not None:
+                self._record(Outcome.LOST, packet, data)
+                return
         if data != packet.data:
             self._record(Outcome.CORRUPTED, packet, data)
         if verdict.copies > 1:
