@@ -49,8 +49,22 @@ def entry_from_name(
     if provider is not None:
         source, is_numeric = (None, True) if hints.src_addr is None else _hinted_source(hints)
         choice = _find_route(provider, address, source, port_space, hints) if is_numeric else None
-    info = AddrInfo(NO_FLAGS, family, qp_type, port_space, hints.src_addr, address.sockaddr, None, canonical)
-    return info if choice is None else with_choice(info, choice, source is None or source.is_any)
+    if choice is None:
+        return AddrInfo(NO_FLAGS, family, qp_type, port_space, hints.src_addr, address.sockaddr, None, canonical)
+    # Not with_choice(), whose copy takes a sixth of a lookup.
+    return AddrInfo(
+        NO_FLAGS,
+        family,
+        qp_type,
+        port_space,
+        sockaddr(choice.source) if source is None or source.is_any else hints.src_addr,
+        address.sockaddr,
+        dst_canonname=canonical,
+        route=route_of(choice),
+        device=choice.device,
+        port_num=choice.port_num,
+        gid_index=choice.gid_index,
+    )
 
 
 def _gid_entry(named: NamedAddress, hints: AddrInfo) -> AddrInfo:
