@@ -16,7 +16,6 @@ Nothing here sleeps.  The kernel announces each change of a link or an address o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import functools
 import ipaddress
@@ -40,6 +39,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from support.clock import LONGEST
+from support.own_network import in_network
 
 __all__ = [
     "CommandError",
@@ -59,7 +59,6 @@ __all__ = [
 PREFIX = "rdmacm-"
 
 _RUN = Path("/run/netns")
-_CLONE_NEWNET = 0x40000000
 _NETLINK_ROUTE = 0
 _RTMGRP_LINK = 0x1
 _RTMGRP_IPV6_IFADDR = 0x100
@@ -78,14 +77,6 @@ _TestT = TypeVar("_TestT", bound=Callable[..., Any] | type)
 
 class CommandError(RuntimeError):
     """An ``ip`` command failed; the message is what it said."""
-
-
-def _setns(fd: int) -> None:
-    # os.setns() exists since Python 3.12.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(fd, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"setns: {os.strerror(number)}")
 
 
 def _ip(args: Sequence[str], script: str | None = None) -> str:
@@ -223,20 +214,12 @@ class Host:
         processes started inside begin there too.  Do not await inside: the event loop's other tasks would
         run in the wrong place.
         """
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        outside = os.open("/proc/thread-self/ns/net", flags)
+        inside = os.open(_RUN / self.name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            inside = os.open(_RUN / self.name, flags)
-            try:
-                _setns(inside)
-            finally:
-                os.close(inside)
-            try:
+            with in_network(inside):
                 yield
-            finally:
-                _setns(outside)
         finally:
-            os.close(outside)
+            os.close(inside)
 
     def open_socket(self, family: int, kind: int, proto: int = 0) -> socket.socket:
         """A socket of this namespace."""
