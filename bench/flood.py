@@ -1,6 +1,7 @@
 """Packets from strangers: how much of an established connection's speed they take, and who still connects.
 
-    python3 dev.py bench flood [--kind req] [--rate 10000] [--seconds 4] [--sources one|many|both] [--json]
+    python3 dev.py bench flood [--kind req] [--rate 10000] [--seconds 4] [--newcomers 3] [--sources one|many|both]
+                               [--json]
     python3 dev.py bench flood --computing [--kind no_qp] [--rate 10000] [--seconds 4] [--json]
 
 Three network namespaces: a server, a client, and a sender of forged packets. The client's rounds are messages of 64
@@ -55,12 +56,10 @@ MANY = 10 << 24 | 82 << 16
 MESSAGE = bytes(64)
 #: How the names of counters begin that count packets without an effect.
 DROPS = ("dropped_", "rx_request_flood", "rx_address", "rx_unknown_qp", "stray")
-#: Newcomers that connect in one flood, one after the other.
-NEWCOMERS = 3
 #: Seconds that a client waits for a connection or a message.
 PATIENCE = 30.0
-#: Seconds for which the flood of newcomers has requests that were not sent before.
-FRESH = 20.0
+#: Seconds of the flood, for each newcomer, in which no request is sent again.
+FRESH = 7.0
 #: How often the two ways of sending alternate: other work of the machine then disturbs both.
 PHASES = 4
 
@@ -238,7 +237,7 @@ class Role:
         self.process.communicate()
 
 
-def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
+def measure(kind: str, rate: int, seconds: float, newcomers: int, many: bool) -> dict[str, Any]:
     roles: list[Role] = []
 
     def role(namespace: str, *arguments: object) -> Role:
@@ -251,7 +250,7 @@ def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
             server = role("server", "serve")
             established, coming = role("client", "client"), role("client", "newcomer")
             qpn = json.loads(established.line())
-            stranger = role("stranger", "flood", kind, rate, int(rate * (seconds + FRESH)), many, qpn)
+            stranger = role("stranger", "flood", kind, rate, int(rate * (seconds + newcomers * FRESH)), many, qpn)
             found: dict[str, Any] = {"kind": kind, "sources": "many" if many else "one", "rate": rate}
             found["newcomer_quiet_seconds"] = coming.answer("go")
             established.answer(seconds / 4)
@@ -268,7 +267,7 @@ def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
                     processor[port] += mark - start
                     flooding += sent * (time.monotonic() - began) if port == ROCE_PORT else 0.0
             stranger.order(ROCE_PORT)
-            found["newcomers"] = [coming.answer("go") for _ in range(NEWCOMERS)]
+            found["newcomers"] = [coming.answer("go") for _ in range(newcomers)]
             found["sent"] = stranger.answer("end")
             found["received"] = round(flooding)
             after = server.answer("report")
@@ -333,6 +332,7 @@ def main() -> int:
     parser.add_argument("--rate", type=int, help="packets a second; by default 10,000")
     parser.add_argument("--computing", action="store_true", help="the server computes")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long rounds are counted, each way")
+    parser.add_argument("--newcomers", type=int, default=3, help="clients that connect in the flood, one by one")
     parser.add_argument("--sources", choices=("one", "many", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="one JSON list")
     options = parser.parse_args()
@@ -342,7 +342,7 @@ def main() -> int:
     if options.kind not in (*KINDS, "all", "each"):
         parser.error(f"{options.kind} is for --computing")
     found = [
-        measure(kind, options.rate, options.seconds, sources == "many")
+        measure(kind, options.rate, options.seconds, options.newcomers, sources == "many")
         for kind in (KINDS if options.kind == "each" else (options.kind,))
         for sources in ("one", "many")
         if options.sources in (sources, "both")
