@@ -252,6 +252,7 @@ struct rdmacm_completion {
     bool solicited;
     bool unsignaled; /* the user does not see it */
     bool is_datagram;
+    bool is_ipv6;    /* a datagram came in a packet of IPv6, else of IPv4 */
     uint32_t word;   /* immediate data, or the key that the peer has invalidated */
     uint32_t src_qp; /* of a datagram */
     uint32_t srqn;   /* of an XRC target: the shared receive queue that it is for */

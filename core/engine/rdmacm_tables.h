@@ -103,8 +103,10 @@ enum {
     RDMACM_EVENT_COUNTS = 2,
     /* ends the queue pair, as its engine has failed; */
     RDMACM_EVENT_FAILED = 4,
-    /* reports that the limit of its shared receive queue is reached. */
+    /* reports that the limit of its shared receive queue is reached; */
     RDMACM_EVENT_SRQ_LIMIT = 8,
+    /* reports that a packet of the peer was accepted, if it has asked for that. */
+    RDMACM_EVENT_FIRST_PACKET = 16,
     /* Beside errnos, what Port.take_counts() counts: packets for which the send queue had no room, */
     RDMACM_COUNT_NO_ROOM = -1,
     /* trains whose packets were sent one by one, */

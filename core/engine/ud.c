@@ -189,6 +189,7 @@ static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data
     struct rdmacm_completion *completion =
         rdmacm_complete(&ud->queues, recv.pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));
     completion->is_recv = completion->is_datagram = true;
+    completion->is_ipv6 = from->flow.is_ipv6;
     completion->solicited = data[1] >> 7;
     completion->opcode = RDMACM_WR_SEND;
     completion->word_kind = has_imm ? RDMACM_IMMEDIATE : RDMACM_NO_WORD;

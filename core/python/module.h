@@ -106,7 +106,6 @@ typedef struct {
     PyObject *sleepers;  /* is not empty while threads wait: then on_events is called for each completion */
     bool is_processing;  /* whether Python processes what has arrived: nothing is read meanwhile */
     bool is_background;  /* whether the helper thread makes progress: the thread of the core does not wait for it */
-    unsigned polls;
     double progress_due; /* when the next poll is Python's, in seconds */
     int signal_fd; /* -1: not open */
 } Wire;

@@ -46,47 +46,8 @@ bool see_events(Wire *self, const struct seen *seen) {
 
 /* -- progress -------------------------------------------------------------------------------------------------------- */
 
-enum {
-    POLLS_PER_LOOK = 16, /* one in so many looks at all descriptors */
-    POLLS_PER_YIELD = 4,
-    MOST_POLLS = 16384, /* from one yield to the next */
-    MOST_READY = 8,
-};
-
 /* Seconds. Once in PROGRESS_INTERVAL a poll is Python's, which makes full progress. */
 #define PROGRESS_INTERVAL 0.001
-#define LONG_YIELD 0.0005
-
-/* Read all sockets of the wire that have something; false where another descriptor is ready, or one has an error. */
-static bool look(struct rdmacm_wire *wire, size_t *count) {
-    struct epoll_event ready[MOST_READY];
-    int found = epoll_wait(wire->poll_fd, ready, MOST_READY, 0);
-    bool is_mine = true;
-    for (int i = 0; i < found; i++) {
-        size_t at = 0;
-        while (at < wire->sources_count && wire->sources[at].fd != ready[i].data.fd)
-            at++;
-        if (at == wire->sources_count || ready[i].events & EPOLLERR)
-            is_mine = false;
-        else
-            *count += rdmacm_wire_receive(wire, ready[i].data.fd, 1);
-    }
-    return is_mine;
-}
-
-/* Yield the processor after some polls in vain: the peer may need it. Where somebody else computes on it, which takes
- * milliseconds, yield less often. */
-static void yield(struct rdmacm_wire *wire) {
-    if (++wire->empty_polls < wire->yield_interval)
-        return;
-    double before = rdmacm_now();
-    sched_yield();
-    bool is_long = rdmacm_now() - before > LONG_YIELD;
-    wire->empty_polls = 0;
-    wire->yield_interval = !is_long                             ? POLLS_PER_YIELD
-                           : wire->yield_interval < MOST_POLLS ? 8 * wire->yield_interval
-                                                               : wire->yield_interval;
-}
 
 /* The mutex is held. */
 static int poll_sockets(Wire *self, const struct rdmacm_cq *queue) {
@@ -100,25 +61,8 @@ static int poll_sockets(Wire *self, const struct rdmacm_cq *queue) {
         self->progress_due = now + PROGRESS_INTERVAL;
         return POLL_IN_PYTHON;
     }
-    self->polls++;
-    bool is_done = true;
-    size_t count = 0;
-    atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
-    if (wire->acks)
-        rdmacm_wire_acknowledge(wire, now);
-    if (wire->recent < 0 || self->polls % POLLS_PER_LOOK == 0)
-        is_done = look(wire, &count);
-    else
-        count = rdmacm_wire_receive(wire, wire->recent, 1);
-    if (!count && now >= wire->timers_due)
-        rdmacm_wire_call_timers(wire, now);
-    if (wire->ready)
-        rdmacm_wire_take_turns(wire, now);
-    if (wire->acks)
-        rdmacm_wire_end_turn(wire, queue->count > 0, now);
-    if (count && wire->yield_interval == POLLS_PER_YIELD)
-        wire->empty_polls = 0;
-    return !is_done ? POLL_IN_PYTHON : count ? POLLED : POLLED_NOTHING;
+    enum rdmacm_polled polled = rdmacm_wire_poll(wire, queue, now);
+    return polled == RDMACM_POLLED_OTHER ? POLL_IN_PYTHON : polled == RDMACM_POLLED ? POLLED : POLLED_NOTHING;
 }
 
 int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdmacm_entry *entries, size_t most,
@@ -129,7 +73,7 @@ int poll_wire(Wire *self, struct rdmacm_cq *queue, struct seen *seen, struct rdm
     look_events(self, seen);
     rdmacm_leave();
     if (polled == POLLED_NOTHING)
-        yield(self->wire);
+        rdmacm_wire_yield(self->wire);
     PyEval_RestoreThread(state);
     return polled;
 }
@@ -156,7 +100,6 @@ static PyObject *wire_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     if (!self->wire)
         return finish_object(self, PyErr_NoMemory());
     self->wire->is_enabled = true;
-    self->wire->yield_interval = POLLS_PER_YIELD;
     self->signal_fd = -1;
     return (PyObject *)self;
 }

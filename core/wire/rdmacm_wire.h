@@ -157,6 +157,7 @@ struct rdmacm_conn {
     bool has_timer;   /* whether the owner will call its timer, at some time */
     bool told_failed; /* whether the owner was told that its engine has failed */
     bool told_send_failed; /* the same of its send queue */
+    bool tell_first;  /* whether the owner wants to know of the next packet that is accepted */
     bool in_acks, in_ready, in_events, in_timers;
     struct rdmacm_conn *next_ack, *next_ready, *next_event;
     struct rdmacm_conn *next_timer, *previous_timer;
@@ -227,6 +228,15 @@ const uint8_t *rdmacm_source_of(const struct rdmacm_received *from);
 /* Whether it comes from an address and has arrived at another, of `length` bytes each. */
 bool rdmacm_is_between(const struct rdmacm_received *from, size_t length, const uint8_t *remote, const uint8_t *local);
 
+/* What an owner in C puts between a wire and its sockets. */
+struct rdmacm_between {
+    /* A datagram of `out` is about to leave. Whether it was dealt with: the wire does not send it then. */
+    bool (*sends)(struct rdmacm_wire *wire, int fd, const struct rdmacm_route *route,
+                  const struct rdmacm_datagram *datagram);
+    /* A datagram was read to the buffer. */
+    void (*has_read)(struct rdmacm_wire *wire, const struct rdmacm_received *from);
+};
+
 /* A multicast group on an interface: it has a socket of its own. */
 struct rdmacm_group {
     struct rdmacm_group *next;
@@ -251,9 +261,11 @@ struct rdmacm_wire {
     bool may_defer_acks; /* whether somebody but `service` sends them soon if the caller does not come back */
     uint64_t deferrals;  /* how often one was deferred for that, or would have been if it were allowed */
     _Atomic(uint64_t) calls; /* of those who make progress */
+    uint64_t few_calls; /* so many of them, from one packet to the next, do not keep the thread from serving */
     uint64_t taken; /* datagrams that the core has processed, or the first packets of them */
     unsigned busy_calls;
-    unsigned empty_polls, yield_interval; /* polls in vain since the last yield, and how many there are between two */
+    unsigned polls; /* of callers */
+    _Atomic(unsigned) empty_polls, yield_interval; /* polls in vain since the last yield; how many there are between two */
 
     struct rdmacm_table known; /* queue pairs by number: of struct rdmacm_known */
     size_t conns_count; /* those that have joined */
@@ -272,6 +284,9 @@ struct rdmacm_wire {
     bool has_added; /* whether a completion was added since the owner took the last one */
 
     struct rdmacm_service *service; /* the thread that serves peers; NULL: none */
+    /* The thread calls this, with the mutex, where the owner has something to do; NULL: it signals. */
+    void (*settle)(struct rdmacm_wire *wire);
+    const struct rdmacm_between *between; /* NULL: nothing */
 
     /* counters, since the owner took them last */
     bool has_counts; /* whether one of these is not 0 */
@@ -318,6 +333,18 @@ double rdmacm_now(void);
 /* Read datagrams of a socket of the wire, at most a batch, process them and send what follows. Return how many there
  * were. It ends with the `most_left`th that is left to the owner. */
 size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left);
+enum { RDMACM_POLLS_PER_YIELD = 4 };
+
+enum rdmacm_polled {
+    RDMACM_POLLED_NOTHING,
+    RDMACM_POLLED,
+    RDMACM_POLLED_OTHER, /* another descriptor of `poll_fd` is ready, or a socket has an error */
+};
+
+/* Make progress for a caller that polls a completion queue: read a socket, send what follows. */
+enum rdmacm_polled rdmacm_wire_poll(struct rdmacm_wire *wire, const struct rdmacm_cq *queue, double now);
+/* It has found nothing: yield the processor now and then. Without the mutex. */
+void rdmacm_wire_yield(struct rdmacm_wire *wire);
 /* The ACKs that wait: send them. */
 void rdmacm_wire_acknowledge(struct rdmacm_wire *wire, double now);
 /* The same, unless the caller has a result and they may be deferred. */
@@ -354,6 +381,13 @@ bool rdmacm_wire_needs_owner(const struct rdmacm_wire *wire);
 /* Send a datagram of `out`; what the system refuses is counted. */
 void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                       const struct rdmacm_datagram *datagram);
+/* Copy `length` bytes of a datagram of `out` from byte `at` on. */
+void rdmacm_wire_copy(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, size_t at, size_t length,
+                      uint8_t *to);
+/* Copy the packet at byte `at` of a datagram of `out`, as one that is sent alone; its bytes, at most
+ * RDMACM_LONGEST_PACKET. 0: there is no packet of such a length. */
+size_t rdmacm_wire_copy_packet(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, bool is_ipv6,
+                               size_t at, uint8_t *packet);
 /* Count a packet or train that was not sent or read, by its errno. */
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass on what the engine of a queue pair has to say. */

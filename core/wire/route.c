@@ -33,8 +33,7 @@ static int send_message(int fd, const struct msghdr *message) {
     }
 }
 
-/* Copy `length` bytes of a datagram from byte `at` on. */
-static void copy_part(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, size_t at, size_t length,
+void rdmacm_wire_copy(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, size_t at, size_t length,
                       uint8_t *to) {
     for (size_t i = datagram->first; length && i < datagram->first + datagram->count; i++) {
         const struct iovec *piece = &out->pieces[i];
@@ -48,7 +47,23 @@ static void copy_part(const struct rdmacm_out *out, const struct rdmacm_datagram
     }
 }
 
-/* Send the packets of a train one by one: each has the IPv4 identification 0 then. */
+/* A packet that is sent alone has the IPv4 identification 0. */
+size_t rdmacm_wire_copy_packet(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, bool is_ipv6,
+                               size_t at, uint8_t *packet) {
+    size_t left = datagram->bytes - at, size = datagram->segment && datagram->segment < left ? datagram->segment : left;
+    if (size > RDMACM_LONGEST_PACKET || size < RDMACM_SHORTEST_PACKET)
+        return 0;
+    rdmacm_wire_copy(out, datagram, at, size, packet);
+    if (datagram->segment && !is_ipv6) {
+        size_t body = size - RDMACM_ICRC_LENGTH;
+        uint32_t crc = rdmacm_crc32(rdmacm_flow_start(out->flow, size, 0), packet, body);
+        for (size_t i = 0; i < RDMACM_ICRC_LENGTH; i++)
+            packet[body + i] = (uint8_t)(crc >> 8 * i);
+    }
+    return size;
+}
+
+/* Send the packets of a train one by one. */
 static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                         const struct rdmacm_datagram *datagram, struct msghdr *message) {
     uint8_t packet[RDMACM_LONGEST_PACKET];
@@ -60,17 +75,9 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
     wire->has_counts = true;
     wire->counts.trains_cut++;
     for (size_t at = 0; at < datagram->bytes; at += datagram->segment) {
-        size_t size = datagram->bytes - at < datagram->segment ? datagram->bytes - at : datagram->segment;
-        if (size > sizeof packet || size < RDMACM_SHORTEST_PACKET)
+        piece.iov_len = rdmacm_wire_copy_packet(&wire->out, datagram, route->is_ipv6, at, packet);
+        if (!piece.iov_len)
             return false; /* no train has this */
-        copy_part(&wire->out, datagram, at, size, packet);
-        if (!route->is_ipv6) {
-            size_t body = size - RDMACM_ICRC_LENGTH;
-            uint32_t crc = rdmacm_crc32(rdmacm_flow_start(wire->out.flow, size, 0), packet, body);
-            for (size_t i = 0; i < RDMACM_ICRC_LENGTH; i++)
-                packet[body + i] = (uint8_t)(crc >> 8 * i);
-        }
-        piece.iov_len = size;
         int code = send_message(fd, message);
         if (code) {
             rdmacm_wire_count_lost(wire, code);
@@ -82,6 +89,8 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
 
 void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                       const struct rdmacm_datagram *datagram) {
+    if (wire->between && wire->between->sends(wire, fd, route, datagram))
+        return;
     struct msghdr message = {
         .msg_name = &route->address,
         .msg_namelen = route->address_length,

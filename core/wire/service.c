@@ -37,6 +37,26 @@ static void signal_owner(struct rdmacm_service *service) {
         eventfd_write(service->signal_fd, 1);
 }
 
+/* Where the owner has something to do, it is told. With the mutex. */
+static void tell_owner(struct rdmacm_service *service) {
+    if (!rdmacm_wire_needs_owner(service->wire))
+        return;
+    if (service->wire->settle)
+        service->wire->settle(service->wire);
+    else
+        signal_owner(service);
+}
+
+/* The sockets have errors: reports, which the owner reads. Without one that does, they are dropped. */
+static void pass_on_errors(struct rdmacm_service *service, const struct pollfd *sources, size_t count) {
+    struct msghdr message = {0};
+    for (size_t i = 0; i < count && service->wire->settle; i++)
+        while (sources[i].revents & ~POLLIN && recvmsg(sources[i].fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) >= 0) {
+        }
+    if (!service->wire->settle)
+        signal_owner(service);
+}
+
 /* Read what is there; then call the timers, as an answer that has arrived stops one. */
 static void serve(struct rdmacm_wire *wire, const struct pollfd *sources, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -106,6 +126,12 @@ static void shorten_slice(void) {
     }
 }
 
+/* Whether callers make no progress, as far as the thread has `seen` their calls. One who sleeps until a completion comes,
+ * or watches memory that the peer writes, still polls now and then. */
+static bool is_left_alone(const struct rdmacm_wire *wire, uint64_t seen) {
+    return atomic_load(&wire->calls) - seen <= wire->few_calls;
+}
+
 static void *run(void *argument) {
     struct rdmacm_service *service = argument;
     shorten_slice();
@@ -117,7 +143,7 @@ static void *run(void *argument) {
         int wait = NAP;
         if (is_idle) {
             rdmacm_enter();
-            is_idle = atomic_load(&wire->calls) == seen;
+            is_idle = is_left_alone(wire, seen);
             if (is_idle) {
                 serve(wire, NULL, 0); /* what callers have deferred */
                 count = list_sources(service);
@@ -125,8 +151,7 @@ static void *run(void *argument) {
                     wait = prepare_wait(service);
                 else if (!wire->conns_count)
                     wait = -1; /* until there is a connection */
-                if (rdmacm_wire_needs_owner(wire))
-                    signal_owner(service);
+                tell_owner(service);
             }
             rdmacm_leave();
         }
@@ -135,7 +160,7 @@ static void *run(void *argument) {
             seen = atomic_load(&wire->calls);
             if (poll(waited, 1, wait) > 0)
                 eventfd_read(service->wake_fd, &(eventfd_t){0});
-            is_idle = atomic_load(&wire->calls) == seen;
+            is_idle = is_left_alone(wire, seen);
             continue;
         }
         if (poll(waited, 1 + (nfds_t)count, wait) < 0)
@@ -143,16 +168,16 @@ static void *run(void *argument) {
         if (waited[0].revents)
             eventfd_read(service->wake_fd, &(eventfd_t){0});
         if (has_error(sources, count)) { /* a report, which the owner reads */
-            signal_owner(service);
+            pass_on_errors(service, sources, count);
             poll(waited, 1, NAP);
         }
         rdmacm_enter();
         service->until = 0;
-        is_idle = atomic_load(&wire->calls) == seen;
+        is_idle = is_left_alone(wire, seen);
         if (is_idle) {
+            seen = atomic_load(&wire->calls);
             serve(wire, sources, wire->is_enabled ? count : 0); /* else a tap has been set meanwhile */
-            if (rdmacm_wire_needs_owner(wire))
-                signal_owner(service);
+            tell_owner(service);
         }
         rdmacm_leave();
     }

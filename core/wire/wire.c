@@ -28,6 +28,7 @@ struct rdmacm_wire *rdmacm_wire_new(void) {
         wire->recent = wire->poll_fd = -1;
         wire->arrivals_end = &wire->arrivals;
         wire->timers_due = INFINITY;
+        wire->yield_interval = RDMACM_POLLS_PER_YIELD;
     }
     return wire;
 }
@@ -436,7 +437,12 @@ static bool deliver_to_connection(struct rdmacm_conn *conn, const struct rdmacm_
         conn->remote_port = port;
         rdmacm_flow_of(from, &conn->flow);
     }
-    *accepted += rdmacm_rc_take(rc, &conn->flow, wire->buffer + at, size, from->segment, now);
+    size_t taken = rdmacm_rc_take(rc, &conn->flow, wire->buffer + at, size, from->segment, now);
+    *accepted += taken;
+    if (taken && conn->tell_first) {
+        conn->tell_first = false;
+        rdmacm_wire_list_event(conn, RDMACM_EVENT_FIRST_PACKET);
+    }
     rdmacm_wire_see_engine(conn);
     int to_send = rdmacm_rc_to_send(rc);
     if (to_send == 2) {
@@ -632,6 +638,8 @@ size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left) {
             wire->busy_calls = RDMACM_STREAM + 1;
         }
         now = now > 0 ? now : rdmacm_now();
+        if (wire->between)
+            wire->between->has_read(wire, &from);
         if (group)
             rdmacm_group_deliver(wire, group, &from);
         else
