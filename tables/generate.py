@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import abi
+import library
 
 ROOT = Path(__file__).resolve().parents[1]
 PARITY = ROOT / "docs" / "parity.md"
@@ -325,10 +326,13 @@ def update(files: dict[Path, str], table: str) -> bool:
 
 def main() -> int:
     root = Path(sys.argv[sys.argv.index("--headers") + 1] if "--headers" in sys.argv else "/")
-    modules, reason = abi.modules(tomllib.loads((ROOT / "tables" / "abi.toml").read_text("utf-8")), root)
-    if reason:
-        print(f"tables/abi.toml: skipped, {reason}")
-    files = {ROOT / "src" / f"{name.replace('.', '/')}.py": text for name, text in modules.items()}
+    found = abi.read(tomllib.loads((ROOT / "tables" / "abi.toml").read_text("utf-8")), root)
+    files: dict[Path, str] = {}
+    if isinstance(found, str):
+        print(f"tables/abi.toml: skipped, {found}")
+    else:
+        files = {ROOT / "src" / f"{name.replace('.', '/')}.py": text for name, text in abi.modules(found).items()}
+        files[ROOT / "core" / "library" / "abi.h"] = library.header(found)
     # The header of the core has members of these enumerations.
     stale = update(files, "abi.toml")
     source = (ROOT / "tables" / "wire.toml").read_text("utf-8")

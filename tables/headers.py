@@ -76,7 +76,7 @@ def version_of(folder: Path) -> int:
     return 0
 
 
-def _closing(tokens: Sequence[str], start: int) -> int:
+def closing(tokens: Sequence[str], start: int) -> int:
     """Where the bracket at ``start`` is closed."""
     depth, opening, closing = 0, tokens[start], _CLOSING[tokens[start]]
     for at in range(start, len(tokens)):
@@ -86,12 +86,12 @@ def _closing(tokens: Sequence[str], start: int) -> int:
     raise ValueError("a bracket is not closed")
 
 
-def _split(tokens: Sequence[str], separator: str) -> list[list[str]]:
+def split(tokens: Sequence[str], separator: str) -> list[list[str]]:
     """The parts between separators that are in no bracket."""
     parts: list[list[str]] = [[]]
     at = 0
     while at < len(tokens):
-        end = _closing(tokens, at) + 1 if tokens[at] in _CLOSING else at + 1
+        end = closing(tokens, at) + 1 if tokens[at] in _CLOSING else at + 1
         if tokens[at] == separator:
             parts.append([])
         else:
@@ -103,7 +103,7 @@ def _split(tokens: Sequence[str], separator: str) -> list[list[str]]:
 def _field(tokens: list[str]) -> Field:
     if tokens[0] in ("struct", "union") and "{" in tokens[:3]:
         start = tokens.index("{")
-        end = _closing(tokens, start)
+        end = closing(tokens, start)
         record = Record(tokens[0], _fields(tokens[start + 1 : end]))
         return Field(tokens[end + 1] if end + 1 < len(tokens) else "", tokens[0], inner=record)
     if "(" in tokens:  # a pointer to a function, whose name is in the first brackets
@@ -123,12 +123,12 @@ def _parameter(tokens: Sequence[str], *, has_name: bool = True) -> Parameter:
 
 
 def _function(result: Sequence[str], parameters: Sequence[str]) -> Function:
-    texts = [] if [*parameters] == ["void"] else _split(parameters, ",")
+    texts = [] if [*parameters] == ["void"] else split(parameters, ",")
     return Function(_parameter(result, has_name=False), tuple(_parameter(text) for text in texts))
 
 
 def _fields(tokens: Sequence[str]) -> tuple[Field, ...]:
-    return tuple(_field(part) for part in _split(tokens, ";"))
+    return tuple(_field(part) for part in split(tokens, ";"))
 
 
 def fields_of(text: str) -> tuple[Field, ...]:
@@ -151,14 +151,15 @@ class Headers:
         self.records: dict[str, Record] = {}
         text = re.sub(r"__attribute__ *\(\(([^()]|\([^()]*\))*\)\)|__extension__", "", self._preprocessed("-P"))
         self._declarations = text
-        tokens = _TOKEN.findall(text)
+        self.token = _TOKEN
+        tokens = self.tokens = _TOKEN.findall(text)
         for at, token in enumerate(tokens[:-2]):
             if token not in ("enum", "struct", "union") or "{" not in tokens[at + 1 : at + 3]:
                 continue
             start = tokens.index("{", at)
-            tag, inside = "".join(tokens[at + 1 : start]), tokens[start + 1 : _closing(tokens, start)]
+            tag, inside = "".join(tokens[at + 1 : start]), tokens[start + 1 : closing(tokens, start)]
             if token == "enum":
-                self.enums.setdefault(tag, []).extend(part[0] for part in _split(inside, ","))
+                self.enums.setdefault(tag, []).extend(part[0] for part in split(inside, ","))
             elif tag.startswith(("ib", "_ib", "rdma", "verbs")):
                 self.records[tag] = Record(token, _fields(inside))
         self.enumerators = {name for names in self.enums.values() for name in names}

@@ -25,6 +25,7 @@ from rdmacm.address import (
     parse_address,
     service_id,
     service_id_mask,
+    unpack_address,
 )
 from rdmacm.constants import PortSpace
 from support.rows import for_each
@@ -433,3 +434,15 @@ class TestServiceId:
         assert service_id(space, port) == sid
         assert service_id_mask(space, port) == mask
         assert SockAddrIB(sid=sid, sid_mask=mask).port == port
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="the expected bytes are little-endian")
+def test_socket_addresses_are_those_of_c() -> None:
+    ipv4, ipv6 = parse_address(("10.0.0.1", 7471)), parse_address(("fe80::1", 7471, 5, 3))
+    gid = Gid("fe80::1")
+    assert ipv4.pack() == bytes.fromhex("0200 1d2f 0a000001") + bytes(8)
+    assert ipv6.pack() == bytes.fromhex("0a00 1d2f 00000005") + gid + bytes.fromhex("03000000")
+    for address in (ipv4, ipv6, SockAddrIB(gid, 5, 7)):
+        assert unpack_address(address.pack().ljust(128, b"\0")) == address
+    for unset in (b"", b"\2", bytes(128), b"\2\0", b"\x0a\0" + bytes(10), b"\x1b\0" + bytes(10)):
+        assert unpack_address(unset) is None

@@ -29,8 +29,8 @@ import pytest
 
 from interop.machine.cache import Unavailable
 from rdmacm import cma
-from rdmacm.kernel import user_cm
 from rdmacm.kernel.verbs import layouts
+from rdmacm.proto import user_cm
 from rdmacm.verbs.enums import DeviceCapFlag, SrqInitAttrMask, SRQType
 from support.debian import unpack_newest
 

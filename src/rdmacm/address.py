@@ -31,6 +31,11 @@ _ANY = {AF_INET: bytes(4), AF_INET6: bytes(16)}
 _WILDCARDS = frozenset(_ANY.values())
 _LOOPBACK = {AF_INET: bytes((127, 0, 0, 1)), AF_INET6: bytes(15) + b"\x01"}
 
+_FAMILY = struct.Struct("=H")
+_SOCKADDR_IN = struct.Struct("!H4s")
+_SOCKADDR_IN6 = struct.Struct("!HI16s")
+_SCOPE = struct.Struct("=I")
+
 
 class Gid(bytes):
     """A 16-byte port address (InfiniBand Architecture, 4.1.1); prints in IPv6 text form.
@@ -159,6 +164,13 @@ class InetAddr(NamedTuple):
             return inet_ntop(AF_INET, self.ip), self.port
         return inet_ntop(AF_INET6, self.ip), self.port, self.flowinfo, self.scope_id
 
+    def pack(self) -> bytes:
+        """``struct sockaddr_in`` or ``sockaddr_in6``: 16 or 28 bytes."""
+        family = _FAMILY.pack(self.family)
+        if self.family == AF_INET:
+            return family + _SOCKADDR_IN.pack(self.port, self.ip) + bytes(8)
+        return family + _SOCKADDR_IN6.pack(self.port, self.flowinfo, self.ip) + _SCOPE.pack(self.scope_id)
+
     def __str__(self) -> str:
         return format_address(self.sockaddr)
 
@@ -175,6 +187,26 @@ class InetAddr(NamedTuple):
 
 #: A parsed address: no name and no text; ports in host order.
 Address: TypeAlias = InetAddr | SockAddrIB
+
+
+def unpack_address(data: bytes) -> Address | None:
+    """The address in a socket address structure of C; None where it is unset, cut off or of another family.
+
+    >>> unpack_address(InetAddr.loopback(AF_INET, 7471).pack()).host
+    '127.0.0.1'
+    """
+    if len(data) < 2:
+        return None
+    (family,) = _FAMILY.unpack_from(data)
+    if family == AF_INET and len(data) >= 8:
+        port, ip = _SOCKADDR_IN.unpack_from(data, 2)
+        return InetAddr(AF_INET, ip, port)
+    if family == AF_INET6 and len(data) >= 28:
+        port, flowinfo, ip = _SOCKADDR_IN6.unpack_from(data, 2)
+        return InetAddr(AF_INET6, ip, port, flowinfo, _SCOPE.unpack_from(data, 24)[0])
+    if family == AF_IB and len(data) >= 48:
+        return SockAddrIB.unpack(data[:48])
+    return None
 
 
 def is_loopback_host(host: str) -> bool:

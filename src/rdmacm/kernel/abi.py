@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from socket import AF_INET, AF_INET6
 from typing import Any, NamedTuple
 
-from rdmacm.address import AF_IB, Address, Gid, InetAddr, SockAddrIB
-from rdmacm.kernel import user_cm
-from rdmacm.kernel.user_cm import DEVICE_INDEX_OFFSET, Command, Query, ServiceFlag
+from rdmacm.address import Address, Gid, unpack_address
+from rdmacm.proto import user_cm
 from rdmacm.proto.sa import PathData
 from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.proto.user_cm import DEVICE_INDEX_OFFSET, Command, Query, ServiceFlag
 from rdmacm.proto.wire import WireError
 from rdmacm.provider.connparam import MIN_RNR_TIMER, ConnParam, Ece, UdParam
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
@@ -37,11 +36,6 @@ __all__ = [
 ABI_VERSIONS = (4,)
 #: Bytes of private data that a command or an event has room for; the length is in one byte.
 MAX_PRIVATE_DATA = 255
-
-_SOCKADDR_IN = struct.Struct("!H4s")
-_SOCKADDR_IN6 = struct.Struct("!HI16s")
-_FAMILY = struct.Struct("=H")
-_SCOPE = struct.Struct("=I")
 
 
 class Response(IntEnum):
@@ -90,35 +84,6 @@ class Event(NamedTuple):
     ece: Ece
 
 
-# -- addresses ------------------------------------------------------------------------------------------
-
-
-def pack_address(address: Address) -> bytes:
-    """``struct sockaddr_in``, ``sockaddr_in6`` or ``sockaddr_ib``: 16, 28 or 48 bytes."""
-    if isinstance(address, SockAddrIB):
-        return address.pack()
-    family = _FAMILY.pack(address.family)
-    if address.family == AF_INET:
-        return family + _SOCKADDR_IN.pack(address.port, address.ip) + bytes(8)
-    return family + _SOCKADDR_IN6.pack(address.port, address.flowinfo, address.ip) + _SCOPE.pack(address.scope_id)
-
-
-def unpack_address(data: bytes) -> Address | None:
-    """The address in a socket address structure; None where it is unset or of another family."""
-    if len(data) < 2:
-        return None
-    (family,) = _FAMILY.unpack_from(data)
-    if family == AF_INET and len(data) >= 8:
-        port, ip = _SOCKADDR_IN.unpack_from(data, 2)
-        return InetAddr(AF_INET, ip, port)
-    if family == AF_INET6 and len(data) >= 28:
-        port, flowinfo, ip = _SOCKADDR_IN6.unpack_from(data, 2)
-        return InetAddr(AF_INET6, ip, port, flowinfo, _SCOPE.unpack_from(data, 24)[0])
-    if family == AF_IB and len(data) >= 48:
-        return SockAddrIB.unpack(data[:48])
-    return None
-
-
 # -- commands: the payload, which follows the header ------------------------------------------------------
 
 
@@ -139,14 +104,14 @@ def destroy_id(response: int, number: int) -> bytes:
 
 def bind(number: int, address: Address) -> bytes:
     """BIND: the address may be of any family."""
-    packed = pack_address(address)
+    packed = address.pack()
     return user_cm.BIND.pack(number, len(packed), packed)
 
 
 def resolve_addr(number: int, source: Address | None, destination: Address, timeout_ms: int) -> bytes:
     """RESOLVE_ADDR; the timeout is in milliseconds."""
-    first = b"" if source is None else pack_address(source)
-    second = pack_address(destination)
+    first = b"" if source is None else source.pack()
+    second = destination.pack()
     return user_cm.RESOLVE_ADDR.pack(number, timeout_ms, len(first), len(second), first, second)
 
 
@@ -219,7 +184,7 @@ def set_option(value: int, size: int, number: int, level: int, name: int) -> byt
 
 def join_multicast(response: int, uid: int, number: int, group: Address, flags: int) -> bytes:
     """JOIN_MCAST: ``uid`` comes back in the events of the join. Response: :func:`unpack_number`, that of the join."""
-    packed = pack_address(group)
+    packed = group.pack()
     return user_cm.JOIN_MCAST.pack(response, uid, number, len(packed), flags, packed)
 
 
