@@ -112,10 +112,24 @@ class Capture:
         segment: int,
     ) -> None:
         """Write packets to the file (:data:`~rdmacm.provider.Tap`). Never raises, not even if the write fails."""
+        self.write(self._clock(), outgoing, local, remote, source_port, dest_port, data, segment)
+
+    def write(
+        self,
+        nanoseconds: int,
+        outgoing: bool,
+        local: bytes,
+        remote: bytes,
+        source_port: int,
+        dest_port: int,
+        data: Sequence[Buffer] | memoryview,
+        segment: int,
+    ) -> None:
+        """As :meth:`tap`, for packets that passed at a time, in nanoseconds since 1970."""
         with self._lock:
             if self._fd < 0:
                 return
-            blocks = self._blocks(outgoing, local, remote, source_port, dest_port, data, segment)
+            blocks = self._blocks(nanoseconds, outgoing, local, remote, source_port, dest_port, data, segment)
             try:
                 self._write(b"".join(blocks))
                 self.packets += len(blocks)
@@ -132,6 +146,7 @@ class Capture:
 
     def _blocks(
         self,
+        nanoseconds: int,
         outgoing: bool,
         local: bytes,
         remote: bytes,
@@ -143,7 +158,6 @@ class Capture:
         whole = data if isinstance(data, memoryview) else memoryview(b"".join(data))
         source, destination = (local, remote) if outgoing else (remote, local)
         direction = Direction.OUTBOUND if outgoing else Direction.INBOUND
-        now = self._clock()
         step = segment if segment > 0 else max(1, len(whole))
         blocks = []
         # Packet i of a sent train has identification i. For received trains the next number is the first to try.
@@ -162,7 +176,7 @@ class Capture:
                     identification = found
             with suppress(WireError):  # longer than a UDP datagram, so it was not sent
                 frame = udp_frame(source, destination, source_port, dest_port, packet, identification=identification)
-                blocks.append(enhanced_packet(frame, now, direction, comment))
+                blocks.append(enhanced_packet(frame, nanoseconds, direction, comment))
             identification = identification + 1 & 0xFFFF
         return blocks
 

@@ -225,6 +225,22 @@ class UdpWire:
         else:
             raise cm_error(errno.EUSERS, f"this process owns all {MAX_SLOT} slots", "create_qp")
 
+    def lend_slot(self) -> OwnedSlot:
+        """Claim a slot for another program, which gets copies of its sockets: this process reads nothing there.
+
+        ENOTSUP where processes cannot share the port; also the errors of :meth:`claim_slot`.
+        """
+        if self._group is None:
+            text = "this system does not let several processes share the port"
+            raise cm_error(errno.ENOTSUP, text, "create_qp", f"UDP port {self.port}")
+        return self._group.claim()
+
+    def take_back_slot(self, owned: OwnedSlot) -> None:
+        """Leave a slot of :meth:`lend_slot` to other processes. It may be of a wire that was closed meanwhile."""
+        if self._group is not None and owned in self._group.slots:
+            self._group.slots.remove(owned)
+        owned.close()
+
     def _receive_slot(self, owned: OwnedSlot) -> None:
         """Receive the packets for a slot of this process, and what others forward to it."""
         self._receivers.append(self._forward_receiver(owned.name))
