@@ -1,10 +1,12 @@
-"""Builds the compiled core (docs/core.md) into a wheel, where there is a C compiler; it needs nothing else.
+"""Builds the compiled core (docs/core.md) and the library for C programs (docs/run.md) into a wheel.
 
-RDMACM_BUILD_CORE decides: ``auto`` (the default) makes a wheel without it where it cannot be built, and says so;
-``require`` fails there; ``refuse`` makes a wheel without it, which suits every machine.
+Both need a C compiler and nothing else; the core also needs Python.h.
 
-As a script (``python3 dev.py core``), it builds the core into the sources, or elsewhere:
-``hatch_build.py [--output FILE] [ARGUMENTS OF THE COMPILER]``.
+RDMACM_BUILD_CORE decides: ``auto`` (the default) makes a wheel without them where they cannot be built, and says so;
+``require`` fails there; ``refuse`` makes a wheel without them, which suits every machine.
+
+As a script (``python3 dev.py core``), it builds both into the sources; with ``--output`` one of them elsewhere:
+``hatch_build.py [--library] [--output FILE] [ARGUMENTS OF THE COMPILER]``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "core"
 #: Its folders whose headers the others include.
 LAYERS = ("engine", "wire")
-TARGET = ROOT / "src" / "rdmacm" / "proto" / "_core.abi3.so"
+PACKAGE = ROOT / "src" / "rdmacm"
+#: Where the core is in the package, and the library for C programs: by its suffix it is no module of Python.
+TARGET = PACKAGE / "proto" / "_core.abi3.so"
+LIBRARY = PACKAGE / "run" / "librdmacm_run.so.1"
 #: The first Python whose limited API has buffers, and the first that the package supports.
 LIMITED_API = "0x030b0000"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
@@ -43,35 +48,40 @@ def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
-def missing() -> str | None:
-    """Why the core cannot be built on this machine; None if it can."""
+def missing(*, is_library: bool = False) -> str | None:
+    """Why the core, or the library, cannot be built on this machine; None if it can."""
     if not sys.platform.startswith("linux"):
         return f"the core is for Linux, not for {sys.platform}"
     if shutil.which(_compiler()[0]) is None:
         return f"no C compiler: there is no {_compiler()[0]}"
     include = sysconfig.get_path("include")
-    if not Path(include, "Python.h").exists():
+    if not is_library and not Path(include, "Python.h").exists():
         return f"Python.h is not in {include}; distributions have it in a package like python3-dev"
     return None
 
 
-def command(target: Path, *more: str) -> list[str]:
+def command(target: Path, *more: str, is_library: bool = False) -> list[str]:
     """The compiler's command; ``more`` are further arguments, such as ``-Werror``."""
     flags = shlex.split(os.environ.get("CFLAGS", ""))
-    include = sysconfig.get_path("include")
+    own = "library" if is_library else "python"
+    if is_library:
+        exports = SOURCES / own / "exports.map"
+        special = ["-Wl,-z,defs", "-Wl,-soname,libibverbs.so.1", f"-Wl,--version-script,{exports}"]
+    else:
+        special = [f"-DPy_LIMITED_API={LIMITED_API}", "-isystem", sysconfig.get_path("include")]
     return [
-        *(*_compiler(), "-std=c11", "-D_GNU_SOURCE", f"-DPy_LIMITED_API={LIMITED_API}", "-O2", "-fPIC", "-pthread"),
-        *("-fvisibility=hidden", *WARNINGS, "-isystem", include, *(f"-I{SOURCES / name}" for name in LAYERS)),
-        *(*flags, *more, "-shared", "-o", str(target), *map(str, sorted(SOURCES.glob("*/*.c")))),
+        *(*_compiler(), "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", *WARNINGS),
+        *(*(f"-I{SOURCES / name}" for name in LAYERS), *special, *flags, *more, "-shared", "-o", str(target)),
+        *(str(path) for name in (*LAYERS, own) for path in sorted((SOURCES / name).glob("*.c"))),
     ]
 
 
-def build(target: Path = TARGET, *more: str) -> None:
-    """Build the core. NotBuiltError where something is missing, or where the compiler fails."""
-    reason = missing()
+def build(target: Path = TARGET, *more: str, is_library: bool = False) -> None:
+    """Build the core, or the library. NotBuiltError where something is missing, or where the compiler fails."""
+    reason = missing(is_library=is_library)
     if reason is not None:
         raise NotBuiltError(reason)
-    parts = command(target, *more)
+    parts = command(target, *more, is_library=is_library)
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     parts[parts.index(str(target))] = str(beside)
     done = subprocess.run(parts, capture_output=True, text=True, check=False)
@@ -95,9 +105,10 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-
         if self.target_name != "wheel" or version == "editable" or wanted == "refuse":
             return
         self._directory = tempfile.TemporaryDirectory(prefix="rdmacm-core-")
-        target = Path(self._directory.name) / TARGET.name
+        target, library = (Path(self._directory.name) / each.name for each in (TARGET, LIBRARY))
         try:
             build(target)
+            build(library, is_library=True)
         except NotBuiltError as error:
             self._directory.cleanup()
             if wanted == "require":
@@ -108,6 +119,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-
         build_data["pure_python"] = False
         build_data["tag"] = f"cp311-abi3-{platform}"
         build_data["force_include"][str(target)] = f"rdmacm/proto/{TARGET.name}"
+        build_data["force_include"][str(library)] = f"rdmacm/run/{LIBRARY.name}"
 
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove what was built, which is in the wheel now."""
@@ -117,9 +129,14 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--output", type=Path, default=TARGET)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--library", action="store_true")
     options, rest = parser.parse_known_args()
     try:
-        build(options.output, *rest)
+        if options.output is None:
+            build(TARGET, *rest)
+            build(LIBRARY, *rest, is_library=True)
+        else:
+            build(options.output, *rest, is_library=options.library)
     except NotBuiltError as not_built:
         sys.exit(f"{not_built}")

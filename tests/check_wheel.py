@@ -4,7 +4,8 @@
 
 DIRECTORY has the wheel that was built here. auditwheel tells which systems it runs on and makes the wheel for them
 (manylinux or musllinux), abi3audit checks that it keeps to the limited API. The result is installed into a new
-environment, apart from the sources; there ``rdmacm --version`` and ``rdmacm demo`` run with both cores.
+environment, apart from the sources; there ``rdmacm --version`` and ``rdmacm demo`` run with both cores, and a program
+on the library for programs.
 
 A pure wheel, as it is built where there is no C compiler, is only installed and run.
 """
@@ -56,6 +57,18 @@ def portable(wheel: Path, directory: Path) -> Path:
     return repaired
 
 
+#: A program of libibverbs: lists the devices, as ibv_devices(1) does.
+PROGRAM = """
+import ctypes
+verbs = ctypes.CDLL("libibverbs.so.1")
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_get_device_name.argtypes, verbs.ibv_get_device_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+count = ctypes.c_int()
+found = verbs.ibv_get_device_list(ctypes.byref(count))
+print(*(verbs.ibv_get_device_name(found[index]).decode() for index in range(count.value)))
+"""
+
+
 def install_and_run(wheel: Path, place: Path, cores: Sequence[str]) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", place / "venv")
     bin_directory = place / "venv" / ("Scripts" if os.name == "nt" else "bin")
@@ -69,6 +82,9 @@ def install_and_run(wheel: Path, place: Path, cores: Sequence[str]) -> None:
         version = run(bin_directory / "rdmacm", "--version", cwd=place, env=chosen)
         require((core == "c") == (", with the compiled core (" in version), "another core runs")
         run(bin_directory / "rdmacm", "demo", cwd=place, env=chosen)
+    if "c" in cores:
+        found = run(bin_directory / "rdmacm", "run", "--", python, "-c", PROGRAM, cwd=place, env=environ)
+        require("soft_lo" in found.split(), "a program finds no device")
 
 
 def main(directory: Path) -> None:

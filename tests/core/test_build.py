@@ -57,17 +57,25 @@ class Hook:
 
 
 @pytest.mark.parametrize("wanted", ["auto", "require"])
-def test_wheel_has_the_core(wanted: str, hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_has_the_core_and_the_library(
+    wanted: str, hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(target: Path, *, is_library: bool = False) -> None:
+        target.write_bytes(b"the library" if is_library else b"the core")
+
     monkeypatch.setenv("RDMACM_BUILD_CORE", wanted)
-    monkeypatch.setattr(hatch_build, "build", lambda target: target.write_bytes(b"the core"))
+    monkeypatch.setattr(hatch_build, "build", build)
     built = Hook(hatch_build)
-    ((source, target),) = built.data["force_include"].items()
     platform = sysconfig.get_platform().replace("-", "_")
     assert (built.data["pure_python"], built.data["tag"]) == (False, f"cp311-abi3-{platform}")
-    assert (target, built.warnings) == ("rdmacm/proto/_core.abi3.so", [])
-    assert Path(source).read_bytes() == b"the core"
+    found = {target: Path(source).read_bytes() for source, target in built.data["force_include"].items()}
+    assert found == {
+        "rdmacm/proto/_core.abi3.so": b"the core",
+        "rdmacm/run/librdmacm_run.so.1": b"the library",
+    }
+    assert built.warnings == []
     built.hook.finalize("", {}, "")
-    assert not os.path.exists(source)
+    assert not any(map(os.path.exists, built.data["force_include"]))
 
 
 @pytest.fixture

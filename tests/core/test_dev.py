@@ -28,11 +28,13 @@ class Checkout:
         import hatch_build
 
         self.hatch_build: ModuleType = hatch_build
-        self.built = directory / "src" / self.dev.CORE
-        self.built.parent.mkdir(parents=True)
+        self.built, self.library = (directory / "src" / each for each in (self.dev.CORE, self.dev.LIBRARY))
+        for built in (self.built, self.library):
+            built.parent.mkdir(parents=True)
         self.source = directory / "core" / "engine" / "rc.c"
         self.source.parent.mkdir(parents=True)
-        self.builds = 0
+        #: Whether it was the library, of each build.
+        self.builds: list[bool] = []
         for path in (self.source, directory / "hatch_build.py"):
             path.touch()
             os.utime(path, (1000, 1000))
@@ -41,9 +43,9 @@ class Checkout:
         monkeypatch.setattr(hatch_build, "build", self.build)
         monkeypatch.delenv("RDMACM_CORE", raising=False)
 
-    def build(self, target: Path) -> None:
-        assert target == self.built
-        self.builds += 1
+    def build(self, target: Path, *, is_library: bool) -> None:
+        assert target == (self.library if is_library else self.built)
+        self.builds.append(is_library)
         target.touch()
 
     def prepare(self) -> None:
@@ -58,29 +60,34 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
 def test_core_is_built_if_it_is_older_than_its_sources(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         checkout.prepare()
-    assert checkout.builds == 1
-    os.utime(checkout.built, (999, 999))
-    for _ in range(2):
-        checkout.prepare()
-    assert checkout.builds == 2
+    assert checkout.builds == [False, True]
+    for built in (checkout.library, checkout.built):
+        checkout.builds.clear()
+        os.utime(built, (999, 999))
+        for _ in range(2):
+            checkout.prepare()
+        assert checkout.builds == [built == checkout.library]
     assert capsys.readouterr() == ("", "")
 
 
 def test_without_a_compiler_a_line_says_so(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(target: Path) -> None:
+    def fail(target: Path, *, is_library: bool) -> None:
         raise checkout.hatch_build.NotBuiltError("no C compiler")
 
     monkeypatch.setattr(checkout.hatch_build, "build", fail)
-    checkout.built.touch()
-    os.utime(checkout.built, (999, 999))
+    for built in (checkout.built, checkout.library):
+        built.touch()
+        os.utime(built, (999, 999))
     checkout.prepare()
-    assert capsys.readouterr() == ("", "dev.py: without the compiled core: no C compiler\n")
-    assert not checkout.built.exists(), "the tests would run what the sources are no longer"
+    lines = [f"dev.py: without {what}: no C compiler\n" for what in ("the compiled core", "the library for programs")]
+    assert capsys.readouterr() == ("", "".join(lines))
+    for built in (checkout.built, checkout.library):
+        assert not built.exists(), "the tests would run what the sources are no longer"
 
 
 def test_python_alone_needs_no_build(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDMACM_CORE", "python")
     checkout.prepare()
-    assert checkout.builds == 0
+    assert checkout.builds == []
