@@ -42,6 +42,7 @@ COMMANDS = (
     "mckey",
     "cmtime",
     "perf",
+    "run",
 )
 
 _PAGE = Page(

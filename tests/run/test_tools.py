@@ -1,0 +1,151 @@
+"""The tools of rdma-core and of perftest, unchanged, on both ends."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import rdmacm
+from support.clock import eventually
+from support.run_command import datagrams, is_listening, running, started
+
+#: Where the programs listen for connections, and ``ibv_rc_pingpong`` and perftest for TCP.
+CM_PORTS, TCP_PORT = (7174, 7471, 18515), 18515
+ADDRESSES = pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+
+pytestmark = pytest.mark.slow
+
+
+def needs(program: str, package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program} (Debian package {package})")
+
+
+def is_bound(port: int) -> bool:
+    """Whether an id has the port, in any port space, at any address."""
+    spaces = (rdmacm.PortSpace.TCP, rdmacm.PortSpace.UDP, rdmacm.PortSpace.IB)
+    for space, address in product(spaces, ("0.0.0.0", "::")):
+        with rdmacm.CmId(port_space=space) as probe:
+            try:
+                probe.bind_addr((address, port))
+            except OSError as error:
+                return error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+    return False
+
+
+def connected(library: Path, client: str, serving: subprocess.Popen[str]) -> str:
+    """Run a client; what it prints. A server that has its port may not listen yet, and rejects it then."""
+    for left in range(9, -1, -1):
+        with started(library, *client.split()) as program:
+            printed, _ = program.communicate(timeout=100)
+        if program.returncode == 0 or serving.poll() is not None or not left:
+            break
+    assert program.returncode == 0, printed[-4000:]
+    return printed
+
+
+def talk(library: Path, server: str, client: str) -> str:
+    """Run both; what they print. Only the server's end tells whether it is content."""
+    before = datagrams()
+    with started(library, *server.split()) as serving:
+        eventually(lambda: any(map(is_bound, CM_PORTS)) or is_listening(TCP_PORT) or serving.poll() is not None)
+        printed = connected(library, client, serving)
+        try:
+            served, _ = serving.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the server does not end; the client has printed {printed[-2000:]}")
+    assert serving.returncode == 0, served[-4000:]
+    assert datagrams() - before > 5
+    return served + printed
+
+
+@needs("rping", "rdmacm-utils")
+@ADDRESSES
+@pytest.mark.parametrize("options", ["-C 3", "-C 3 -V -S 20000", "-C 3 -q"])
+def test_rping(library: Path, address: str, options: str) -> None:
+    talk(library, f"rping -s -a {address} {options}", f"rping -c -a {address} {options}")
+
+
+@needs("ucmatose", "rdmacm-utils")
+@ADDRESSES
+@pytest.mark.parametrize("options", ["-c 5 -S 3000", "-m -c 2"])
+def test_ucmatose(library: Path, address: str, options: str) -> None:
+    printed = talk(library, f"ucmatose -b {address} {options}", f"ucmatose -s {address} {options}")
+    assert printed.count("return status 0") == 2
+
+
+@needs("udaddy", "rdmacm-utils")
+@ADDRESSES
+def test_udaddy(library: Path, address: str) -> None:
+    printed = talk(library, f"udaddy -b {address} -c 3", f"udaddy -s {address} -c 3")
+    assert printed.count("return status 0") == 2
+
+
+@needs("rdma_server", "rdmacm-utils")
+@pytest.mark.parametrize(
+    "ends", ["rdma_server|rdma_client", "rdma_xserver -c r|rdma_xclient -c r", "rdma_xserver -c x|rdma_xclient -c x"]
+)
+def test_examples(library: Path, ends: str) -> None:
+    server, _, client = ends.partition("|")
+    printed = talk(library, server, f"{client} -s 127.0.0.1")
+    assert printed.count("end 0") == 2
+
+
+@needs("ibv_rc_pingpong", "ibverbs-utils")
+@pytest.mark.parametrize(
+    "program",
+    [
+        "ibv_rc_pingpong",
+        "ibv_rc_pingpong -e",
+        "ibv_uc_pingpong",
+        "ibv_ud_pingpong -s 1024",
+        "ibv_srq_pingpong",
+        "ibv_xsrq_pingpong",
+    ],
+)
+def test_pingpong(library: Path, program: str) -> None:
+    command = f"{program} -g 0 -n 100"
+    if program == "ibv_xsrq_pingpong":  # it counts nothing
+        command = f"{program} -g 0"
+    talk(library, command, f"{command} 127.0.0.1")
+
+
+@needs("ibv_devinfo", "ibverbs-utils")
+def test_devinfo(library: Path) -> None:
+    printed = running(library, "ibv_devinfo", "-v", "-d", "soft_lo")
+    assert "PORT_ACTIVE (4)" in printed
+    assert "::ffff:127.0.0.1, RoCE v2" in printed
+
+
+@needs("ib_send_lat", "perftest")
+@pytest.mark.parametrize("transport", ["RC", "UC", "UD", "XRC"])
+@pytest.mark.parametrize("program", ["send", "write", "read", "atomic"])
+@pytest.mark.parametrize("measured", ["lat", "bw"])
+def test_perftest(library: Path, program: str, measured: str, transport: str) -> None:
+    if (program != "send" and transport == "UD") or (program in ("read", "atomic") and transport == "UC"):
+        pytest.skip("the transport has no such operation")
+    if transport in ("UC", "UD") and measured == "bw":
+        pytest.skip("what is lost is not sent again, so the program may wait for ever")
+    command = f"ib_{program}_{measured} -c {transport} -x 0 -n 50 -F"
+    talk(library, command, f"{command} 127.0.0.1")
+
+
+@needs("ib_send_lat", "perftest")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "ib_send_lat -R",
+        "ib_write_bw -R",
+        "ib_send_bw --use-srq -x 0",
+        "ib_send_lat -e -x 0",
+        "ib_write_bw -q 8 -x 0 --report_gbits",
+        "ib_send_bw -b -x 0",
+        "ib_send_bw -s 1048576 -x 0",
+    ],
+)
+def test_options_of_perftest(library: Path, options: str) -> None:
+    talk(library, f"{options} -n 50 -F", f"{options} -n 50 -F 127.0.0.1")
