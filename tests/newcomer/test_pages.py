@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,13 @@ class NotRun:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """The command is run where a program is installed."""
+
+    program: str
+
+
+@dataclass(frozen=True)
 class OwnTerminal:
     """The command runs in a terminal of its own, beside what follows, until it ends or the page ends."""
 
@@ -58,9 +66,10 @@ class EachTerminal:
 
 
 VIRTUAL_MACHINE = NotRun("starts a virtual machine, which takes minutes to make")
+QUIET = NotRun("its server is not heard when it begins to listen; test_ping.py of docs/run.md does the same")
 
 #: The commands that are not simply typed, one after the other, in one terminal for each page.
-COMMANDS: dict[str, NotRun | OwnTerminal | EachTerminal] = {
+COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "python3 dev.py interop": VIRTUAL_MACHINE,
     "python3 dev.py interop -k rping": VIRTUAL_MACHINE,
     "python3 dev.py interop -k campaign": VIRTUAL_MACHINE,
@@ -88,6 +97,10 @@ COMMANDS: dict[str, NotRun | OwnTerminal | EachTerminal] = {
     "python3 server.py": OwnTerminal(),
     "rdmacm rping -s": OwnTerminal(),
     "rdmacm ucmatose -c 100": OwnTerminal(),
+    "rdmacm run --serve": OwnTerminal(),
+    "rdmacm run -- rping -s -a 127.0.0.1 -C 2 -v": QUIET,
+    "rdmacm run -- rping -c -a 127.0.0.1 -C 2 -v": QUIET,
+    "pytest -q test_ping.py": Needs("rping"),
 }
 
 PAGES = {name: path for name, path in pages().items() if steps(path)}
@@ -106,7 +119,7 @@ def test_each_command_that_is_treated_specially_is_on_a_page() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_each_program_to_be_saved_is_run_by_a_command(name: str) -> None:
-    run = set(re.findall(r"python3 (\w+\.py)", "\n".join(commands(name))))
+    run = set(re.findall(r"(?:python3|pytest -q) (\w+\.py)", "\n".join(commands(name))))
     assert {step.name for step in steps(PAGES[name]) if isinstance(step, File)} <= run
 
 
@@ -125,7 +138,7 @@ def test_no_python_is_in_a_block_without_a_language(name: str) -> None:
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("index")
     try:
-        package_index(directory, "hatchling", "numpy")
+        package_index(directory, "hatchling", "numpy", "pytest")
     except PackageNotFoundError as error:
         pytest.skip(f"needs {error.name} to build the package without a network: the extra dev")
     environ = variables(directory, directory)
@@ -237,7 +250,7 @@ class Reader:
 
     def enter(self, command: Command) -> None:
         treatment = COMMANDS.get(command.text)
-        if isinstance(treatment, NotRun):
+        if isinstance(treatment, NotRun) or (isinstance(treatment, Needs) and not shutil.which(treatment.program)):
             return
         if isinstance(treatment, Fabric) and (reason := missing("ibsim", "opensm")):
             pytest.skip(f"{self.page} from line {command.line} on {reason}")
