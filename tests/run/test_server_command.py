@@ -89,6 +89,11 @@ def test_programs_that_cannot_be_run(tmp_path: Path) -> None:
     elf[18] ^= 0xFF
     static.write_bytes(elf)
     assert "another kind of machine" in run("--", str(static))[2]
+    program = Path(sys.executable).resolve().read_bytes()
+    if b"ld-linux" in program:
+        static.write_bytes(program.replace(b"ld-linux", b"ld-musl-", 1))
+        status, _, errors = run("--", str(static))
+        assert (status, "musl or glibc" in errors) == (126, True)
     assert run("--")[0] == 2
 
 

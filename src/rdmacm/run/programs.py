@@ -7,13 +7,20 @@ import os
 import shutil
 import stat
 import struct
+import sys
 
 from rdmacm.errors import cm_error
 
 _ELF = b"\x7fELF"
 #: Class, byte order; type, machine, offset of the program headers, their size and number.
 _HEADER_64 = struct.Struct("<16sHH4xQQQ4xHHH")
-_INTERPRETER = 3
+#: Type, offset in the file, size there.
+_PROGRAM_HEADER_64 = struct.Struct("<I4xQ16xQ")
+_CLASS_64, _INTERPRETER = 2, 3
+#: Bytes of the name of a dynamic linker that are read.
+_LONGEST_NAME = 4096
+#: What the name of musl's has.
+_MUSL = b"ld-musl"
 #: Program headers that are looked at.
 _MOST_HEADERS = 512
 #: The status of env(1) and shells: not found, and not executable.
@@ -56,9 +63,15 @@ def _check(path: str, library: str) -> None:
         return  # a script, whose interpreter is found by the kernel
     if head[4:6] != of_library[4:6] or head[18:20] != of_library[18:20]:
         raise cm_error(errno.ENOEXEC, "the program is of another kind of machine than the library", "run", path)
-    if head[4] == 2 and not _has_interpreter(path, head):
+    if head[4] != _CLASS_64:
+        return
+    interpreter = _interpreter_of(path, head)
+    if interpreter is None:
         hint = "a program that is linked dynamically"
         raise cm_error(errno.ENOEXEC, "the program is linked statically: it takes no library", "run", path, hint)
+    if (_MUSL in interpreter) != (_MUSL in (_interpreter_of(sys.executable, _read_head(sys.executable)) or b"")):
+        text = "the program uses another C library, musl or glibc, than this Python and the library"
+        raise cm_error(errno.ENOEXEC, text, "run", path, "this package, installed for the C library of the program")
 
 
 def _check_privileges(path: str) -> None:
@@ -91,14 +104,18 @@ def _read_head(path: str) -> bytes:
         return b""
 
 
-def _has_interpreter(path: str, head: bytes) -> bool:
+def _interpreter_of(path: str, head: bytes) -> bytes | None:
+    """The dynamic linker that a program names; None if it has none, empty if that cannot be read."""
     if len(head) < _HEADER_64.size:
-        return True
+        return b""
     *_, offset, _, _, size, count = _HEADER_64.unpack(head)
     with open(path, "rb") as file:
         file.seek(offset)
         for _ in range(min(count, _MOST_HEADERS)):
             header = file.read(size)
-            if len(header) >= 4 and struct.unpack_from("<I", header)[0] == _INTERPRETER:
-                return True
-    return False
+            if len(header) >= _PROGRAM_HEADER_64.size:
+                kind, at, length = _PROGRAM_HEADER_64.unpack_from(header)
+                if kind == _INTERPRETER:
+                    file.seek(at)
+                    return file.read(min(length, _LONGEST_NAME))
+    return None
