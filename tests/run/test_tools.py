@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 import rdmacm
+from rdmacm.run.command import environment_of
+from rdmacm.run.server import Server
 from support.clock import eventually
-from support.run_command import datagrams, is_listening, running, started
+from support.run_command import datagrams, is_listening, running
 
 #: Where the programs listen for connections, and ``ibv_rc_pingpong`` and perftest for TCP.
 CM_PORTS, TCP_PORT = (7174, 7471, 18515), 18515
@@ -37,51 +42,76 @@ def is_bound(port: int) -> bool:
     return False
 
 
-def connected(library: Path, client: str, serving: subprocess.Popen[str]) -> str:
+Talk = Callable[[str, str], str]
+
+
+@contextmanager
+def started(command: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    variables = {**os.environ, **environment}
+    with subprocess.Popen(command.split(), env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def connected(client: str, environment: dict[str, str], serving: subprocess.Popen[str]) -> str:
     """Run a client; what it prints. A server that has its port may not listen yet, and rejects it then."""
-    for left in range(9, -1, -1):
-        with started(library, *client.split()) as program:
+    done: list[tuple[int, str]] = []
+
+    def is_over() -> bool:
+        with started(client, environment) as program:
             printed, _ = program.communicate(timeout=100)
-        if program.returncode == 0 or serving.poll() is not None or not left:
-            break
-    assert program.returncode == 0, printed[-4000:]
+        done.append((program.returncode, printed))
+        return program.returncode == 0 or serving.poll() is not None
+
+    eventually(is_over, done)
+    status, printed = done[-1]
+    assert status == 0, printed[-4000:]
     return printed
 
 
-def talk(library: Path, server: str, client: str) -> str:
-    """Run both; what they print. Only the server's end tells whether it is content."""
-    before = datagrams()
-    with started(library, *server.split()) as serving:
-        eventually(lambda: any(map(is_bound, CM_PORTS)) or is_listening(TCP_PORT) or serving.poll() is not None)
-        printed = connected(library, client, serving)
-        try:
-            served, _ = serving.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the server does not end; the client has printed {printed[-2000:]}")
-    assert serving.returncode == 0, served[-4000:]
-    assert datagrams() - before > 5
-    return served + printed
+@pytest.fixture
+def talk(library: Path, served: Server) -> Talk:
+    """Run a server and a client, whose devices one server of ``rdmacm run`` serves; what they print."""
+    environment = environment_of(str(library), served.path)
+
+    def run(server: str, client: str) -> str:
+        before = datagrams()
+        with started(server, environment) as serving:
+            eventually(lambda: any(map(is_bound, CM_PORTS)) or is_listening(TCP_PORT) or serving.poll() is not None)
+            printed = connected(client, environment, serving)
+            try:
+                heard, _ = serving.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"the server does not end; the client has printed {printed[-2000:]}")
+        assert serving.returncode == 0, heard[-4000:]
+        assert datagrams() - before > 5
+        return heard + printed
+
+    return run
 
 
 @needs("rping", "rdmacm-utils")
 @ADDRESSES
-@pytest.mark.parametrize("options", ["-C 3", "-C 3 -V -S 20000", "-C 3 -q"])
-def test_rping(library: Path, address: str, options: str) -> None:
-    talk(library, f"rping -s -a {address} {options}", f"rping -c -a {address} {options}")
+@pytest.mark.parametrize("arguments", ["-C 3", "-C 3 -V -S 20000", "-C 3 -q"])
+def test_rping(talk: Talk, address: str, arguments: str) -> None:
+    talk(f"rping -s -a {address} {arguments}", f"rping -c -a {address} {arguments}")
 
 
 @needs("ucmatose", "rdmacm-utils")
 @ADDRESSES
-@pytest.mark.parametrize("options", ["-c 5 -S 3000", "-m -c 2"])
-def test_ucmatose(library: Path, address: str, options: str) -> None:
-    printed = talk(library, f"ucmatose -b {address} {options}", f"ucmatose -s {address} {options}")
+@pytest.mark.parametrize("arguments", ["-c 5 -S 3000", "-m -c 2"])
+def test_ucmatose(talk: Talk, address: str, arguments: str) -> None:
+    printed = talk(f"ucmatose -b {address} {arguments}", f"ucmatose -s {address} {arguments}")
     assert printed.count("return status 0") == 2
 
 
 @needs("udaddy", "rdmacm-utils")
 @ADDRESSES
-def test_udaddy(library: Path, address: str) -> None:
-    printed = talk(library, f"udaddy -b {address} -c 3", f"udaddy -s {address} -c 3")
+def test_udaddy(talk: Talk, address: str) -> None:
+    printed = talk(f"udaddy -b {address} -c 3", f"udaddy -s {address} -c 3")
     assert printed.count("return status 0") == 2
 
 
@@ -89,9 +119,9 @@ def test_udaddy(library: Path, address: str) -> None:
 @pytest.mark.parametrize(
     "ends", ["rdma_server|rdma_client", "rdma_xserver -c r|rdma_xclient -c r", "rdma_xserver -c x|rdma_xclient -c x"]
 )
-def test_examples(library: Path, ends: str) -> None:
+def test_examples(talk: Talk, ends: str) -> None:
     server, _, client = ends.partition("|")
-    printed = talk(library, server, f"{client} -s 127.0.0.1")
+    printed = talk(server, f"{client} -s 127.0.0.1")
     assert printed.count("end 0") == 2
 
 
@@ -107,11 +137,11 @@ def test_examples(library: Path, ends: str) -> None:
         "ibv_xsrq_pingpong",
     ],
 )
-def test_pingpong(library: Path, program: str) -> None:
+def test_pingpong(talk: Talk, program: str) -> None:
     command = f"{program} -g 0 -n 100"
     if program == "ibv_xsrq_pingpong":  # it counts nothing
         command = f"{program} -g 0"
-    talk(library, command, f"{command} 127.0.0.1")
+    talk(command, f"{command} 127.0.0.1")
 
 
 @needs("ibv_devinfo", "ibverbs-utils")
@@ -125,18 +155,18 @@ def test_devinfo(library: Path) -> None:
 @pytest.mark.parametrize("transport", ["RC", "UC", "UD", "XRC"])
 @pytest.mark.parametrize("program", ["send", "write", "read", "atomic"])
 @pytest.mark.parametrize("measured", ["lat", "bw"])
-def test_perftest(library: Path, program: str, measured: str, transport: str) -> None:
+def test_perftest(talk: Talk, program: str, measured: str, transport: str) -> None:
     if (program != "send" and transport == "UD") or (program in ("read", "atomic") and transport == "UC"):
         pytest.skip("the transport has no such operation")
     if transport in ("UC", "UD") and measured == "bw":
         pytest.skip("what is lost is not sent again, so the program may wait for ever")
     command = f"ib_{program}_{measured} -c {transport} -x 0 -n 50 -F"
-    talk(library, command, f"{command} 127.0.0.1")
+    talk(command, f"{command} 127.0.0.1")
 
 
 @needs("ib_send_lat", "perftest")
 @pytest.mark.parametrize(
-    "options",
+    "arguments",
     [
         "ib_send_lat -R",
         "ib_write_bw -R",
@@ -147,5 +177,5 @@ def test_perftest(library: Path, program: str, measured: str, transport: str) ->
         "ib_send_bw -s 1048576 -x 0",
     ],
 )
-def test_options_of_perftest(library: Path, options: str) -> None:
-    talk(library, f"{options} -n 50 -F", f"{options} -n 50 -F 127.0.0.1")
+def test_options_of_perftest(talk: Talk, arguments: str) -> None:
+    talk(f"{arguments} -n 50 -F", f"{arguments} -n 50 -F 127.0.0.1")
