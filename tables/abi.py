@@ -88,8 +88,10 @@ class Member(NamedTuple):
 class Abi:
     """What is read of the headers of a root directory, with what the table has of newer ones."""
 
-    def __init__(self, table: dict[str, Any], folder: Path) -> None:
+    def __init__(self, table: dict[str, Any], folder: Path, version: int) -> None:
         self.table = table
+        #: That of rdma-core.
+        self.version = version
         self.user, self.kernel = Headers(USER, folder), Headers(KERNEL, folder)
         self.records: dict[str, Record] = self.kernel.records | self.user.records
         newer = {name: Record("struct", fields_of(text)) for name, text in table["newer_structures"].items()}
@@ -521,7 +523,7 @@ def read(table: dict[str, Any], root: Path) -> Abi | str:
     oldest, newest, version = table["oldest"], table["newest"], version_of(root)
     if not oldest <= version <= newest:
         return f"it knows the headers of rdma-core {oldest} to {newest}, and these are of {version or 'none'}"
-    return Abi(table, root)
+    return Abi(table, root, version)
 
 
 def modules(abi: Abi) -> dict[str, str]:

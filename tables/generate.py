@@ -332,7 +332,8 @@ def main() -> int:
         print(f"tables/abi.toml: skipped, {found}")
     else:
         files = {ROOT / "src" / f"{name.replace('.', '/')}.py": text for name, text in abi.modules(found).items()}
-        files[ROOT / "core" / "library" / "abi.h"] = library.header(found)
+        if found.version == found.table["oldest"]:
+            files[ROOT / "core" / "library" / "abi.h"] = library.header(found)
     # The header of the core has members of these enumerations.
     stale = update(files, "abi.toml")
     source = (ROOT / "tables" / "wire.toml").read_text("utf-8")

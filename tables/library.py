@@ -1,6 +1,6 @@
 """The C header of the library for C programs: the public structures and enumerations of libibverbs and librdmacm.
 
-What it declares is the same whether the headers are of the oldest version or of the newest.
+It is made where the headers are of the oldest version that is known: newer ones have more.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ static void connect_to(struct end *end, const struct end *peer) {
                                 .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid}}};
     CHECK(!ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .sq_psn = 0xFFFFF0, .timeout = 14, .retry_cnt = 7,
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .sq_psn = 0xFFFFF0, .timeout = 16, .retry_cnt = 7,
                                 .rnr_retry = 7, .max_rd_atomic = 4};
     CHECK(!ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
                                              IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
