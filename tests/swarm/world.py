@@ -89,7 +89,7 @@ class _Network(Fabric):
         if which >= 0.5:  # one of the last
             which, found = 2 * which - 1, found[-20:]
         if found:
-            packet = found[int(which * len(found))]
+            packet = found[min(int(which * len(found)), len(found) - 1)]  # a script may have rounded it to 1
             data = packet.data
             if is_forged:
                 data = data[:45] + bytes((data[45] ^ 0x55, data[46] ^ 0x33)) + data[47:-ICRC_LENGTH]
