@@ -7,45 +7,10 @@
 
 static const uint8_t mapped[12] = {[10] = 0xFF, [11] = 0xFF}; /* ::ffff:0:0/96 */
 
-enum { LONGEST_TRAIN = 65507 };
-
 size_t gid_address(const union ibv_gid *gid, const uint8_t **address) {
     bool is_ipv4 = !memcmp(gid->raw, mapped, sizeof mapped);
     *address = gid->raw + (is_ipv4 ? sizeof mapped : 0);
     return is_ipv4 ? 4 : 16;
-}
-
-static bool is_link_local(const uint8_t *address) { return address[0] == 0xFE && (address[1] & 0xC0) == 0x80; }
-
-static void add_control(struct rdmacm_route *route, int level, int type, const void *value, size_t length) {
-    struct cmsghdr header = {.cmsg_len = CMSG_LEN(length), .cmsg_level = level, .cmsg_type = type};
-    memcpy(route->control + route->control_length, &header, sizeof header);
-    memcpy(route->control + route->control_length + CMSG_LEN(0), value, length);
-    route->control_length += CMSG_SPACE(length);
-}
-
-static void set_ipv4(struct rdmacm_route *route, const uint8_t *local, const uint8_t *remote) {
-    struct sockaddr_in *address = (struct sockaddr_in *)&route->address;
-    address->sin_family = AF_INET;
-    address->sin_port = htons(RDMACM_ROCE_PORT);
-    memcpy(&address->sin_addr, remote, 4);
-    route->address_length = sizeof *address;
-    struct in_pktinfo source = {0};
-    memcpy(&source.ipi_spec_dst, local, 4);
-    add_control(route, IPPROTO_IP, IP_PKTINFO, &source, sizeof source);
-}
-
-static void set_ipv6(struct rdmacm_route *route, const uint8_t *local, const uint8_t *remote, uint32_t scope) {
-    struct sockaddr_in6 *address = (struct sockaddr_in6 *)&route->address;
-    address->sin6_family = AF_INET6;
-    address->sin6_port = htons(RDMACM_ROCE_PORT);
-    address->sin6_scope_id = scope;
-    memcpy(&address->sin6_addr, remote, 16);
-    route->address_length = sizeof *address;
-    route->is_ipv6 = true;
-    struct in6_pktinfo source = {.ipi6_ifindex = scope};
-    memcpy(&source.ipi6_addr, local, 16);
-    add_control(route, IPPROTO_IPV6, IPV6_PKTINFO, &source, sizeof source);
 }
 
 int route_of(struct ibv_context *context, const struct ibv_ah_attr *attr, struct rdmacm_route *route, uint8_t *local,
@@ -59,18 +24,23 @@ int route_of(struct ibv_context *context, const struct ibv_ah_attr *attr, struct
     *length = gid_address(&source, &from);
     if (gid_address(&attr->grh.dgid, &to) != *length)
         return EINVAL;
-    *route = (struct rdmacm_route){.train = LONGEST_TRAIN};
-    *scope = *length == 16 && is_link_local(to) ? context_of(context)->device->info.ifindex : 0;
+    bool is_ipv6 = *length == 16;
+    *scope = is_ipv6 && rdmacm_is_link_local(to) ? context_of(context)->device->info.ifindex : 0;
     memcpy(local, from, *length);
     memcpy(remote, to, *length);
-    if (*length == 4)
-        set_ipv4(route, local, remote);
-    else
-        set_ipv6(route, local, remote, *scope);
-    int number = attr->grh.traffic_class;
-    if (number)
-        add_control(route, *length == 4 ? IPPROTO_IP : IPPROTO_IPV6, *length == 4 ? IP_TOS : IPV6_TCLASS, &number,
-                    sizeof number);
+    rdmacm_route_init(route, remote, is_ipv6, RDMACM_ROCE_PORT, *scope, RDMACM_LONGEST_TRAIN);
+    int level = is_ipv6 ? IPPROTO_IPV6 : IPPROTO_IP, traffic_class = attr->grh.traffic_class;
+    if (is_ipv6) {
+        struct in6_pktinfo own = {.ipi6_ifindex = *scope};
+        memcpy(&own.ipi6_addr, local, 16);
+        rdmacm_route_add(route, level, IPV6_PKTINFO, &own, sizeof own);
+    } else {
+        struct in_pktinfo own = {0};
+        memcpy(&own.ipi_spec_dst, local, 4);
+        rdmacm_route_add(route, level, IP_PKTINFO, &own, sizeof own);
+    }
+    if (traffic_class)
+        rdmacm_route_add(route, level, is_ipv6 ? IPV6_TCLASS : IP_TOS, &traffic_class, sizeof traffic_class);
     return 0;
 }
 

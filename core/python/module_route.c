@@ -18,15 +18,10 @@ static bool set_control(struct rdmacm_route *route, PyObject *messages) {
         }
         if (!PyArg_ParseTuple(message, "iiy#", &level, &type, &value, &length))
             return false;
-        size_t space = CMSG_SPACE((size_t)length);
-        if (route->control_length + space + CMSG_SPACE(sizeof(uint16_t)) > sizeof route->control) {
+        if (!rdmacm_route_add(route, level, type, value, (size_t)length)) {
             PyErr_SetString(PyExc_ValueError, "too much ancillary data");
             return false;
         }
-        struct cmsghdr header = {.cmsg_len = CMSG_LEN((size_t)length), .cmsg_level = level, .cmsg_type = type};
-        memcpy(route->control + route->control_length, &header, sizeof header);
-        memcpy(route->control + route->control_length + CMSG_LEN(0), value, (size_t)length);
-        route->control_length += space;
     }
     if (count < 0)
         PyErr_SetString(PyExc_TypeError, "a list of ancillary messages is wanted");
@@ -35,22 +30,7 @@ static bool set_control(struct rdmacm_route *route, PyObject *messages) {
 
 bool set_route(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
                PyObject *control, Py_ssize_t train) {
-    route->is_ipv6 = is_ipv6;
-    route->train = train > 0 ? (size_t)train : 0;
-    if (is_ipv6) {
-        struct sockaddr_in6 *address = (struct sockaddr_in6 *)&route->address;
-        address->sin6_family = AF_INET6;
-        address->sin6_port = htons(port);
-        address->sin6_scope_id = scope;
-        memcpy(&address->sin6_addr, remote, 16);
-        route->address_length = sizeof *address;
-    } else {
-        struct sockaddr_in *address = (struct sockaddr_in *)&route->address;
-        address->sin_family = AF_INET;
-        address->sin_port = htons(port);
-        memcpy(&address->sin_addr, remote, 4);
-        route->address_length = sizeof *address;
-    }
+    rdmacm_route_init(route, remote, is_ipv6, port, scope, train > 0 ? (size_t)train : 0);
     return set_control(route, control);
 }
 

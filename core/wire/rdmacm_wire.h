@@ -102,6 +102,15 @@ struct rdmacm_route {
     size_t train; /* bytes of a train; 0: none */
 };
 
+/* The way to an address of 4 or 16 bytes, without ancillary data; `scope` is the interface of a link-local one. */
+void rdmacm_route_init(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
+                       size_t train);
+/* Add an ancillary message. False where there is no room for it. */
+bool rdmacm_route_add(struct rdmacm_route *route, int level, int type, const void *value, size_t length);
+static inline bool rdmacm_is_link_local(const uint8_t *address) { /* of IPv6 */
+    return address[0] == 0xFE && (address[1] & 0xC0) == 0x80;
+}
+
 /* -- connections ----------------------------------------------------------------------------------------------------- */
 
 struct rdmacm_ud_end;

@@ -13,6 +13,36 @@
 #define UDP_SEGMENT 103
 #endif
 
+void rdmacm_route_init(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
+                       size_t train) {
+    *route = (struct rdmacm_route){.is_ipv6 = is_ipv6, .train = train};
+    if (is_ipv6) {
+        struct sockaddr_in6 *address = (struct sockaddr_in6 *)&route->address;
+        address->sin6_family = AF_INET6;
+        address->sin6_port = htons(port);
+        address->sin6_scope_id = scope;
+        memcpy(&address->sin6_addr, remote, 16);
+        route->address_length = sizeof *address;
+    } else {
+        struct sockaddr_in *address = (struct sockaddr_in *)&route->address;
+        address->sin_family = AF_INET;
+        address->sin_port = htons(port);
+        memcpy(&address->sin_addr, remote, 4);
+        route->address_length = sizeof *address;
+    }
+}
+
+bool rdmacm_route_add(struct rdmacm_route *route, int level, int type, const void *value, size_t length) {
+    struct cmsghdr header = {.cmsg_len = CMSG_LEN(length), .cmsg_level = level, .cmsg_type = type};
+    size_t space = CMSG_SPACE(length);
+    if (route->control_length + space + CMSG_SPACE(sizeof(uint16_t)) > sizeof route->control)
+        return false;
+    memcpy(route->control + route->control_length, &header, sizeof header);
+    memcpy(route->control + route->control_length + CMSG_LEN(0), value, length);
+    route->control_length += space;
+    return true;
+}
+
 /* sendmsg(2), repeated if the error may be that of an earlier packet, which the system reports so; 0 or its errno. */
 static int send_message(int fd, const struct msghdr *message) {
     int before = 0;

@@ -6,14 +6,12 @@
 /* The fields of the IP header where the system does not say them. */
 enum { USUAL_TRAFFIC_CLASS = 0, USUAL_HOP_LIMIT = 64 };
 
-static bool is_link_local(const uint8_t *address) { return address[0] == 0xFE && (address[1] & 0xC0) == 0x80; }
-
 bool rdmacm_ud_is_own(const struct rdmacm_ud_end *end, const struct rdmacm_received *from) {
     const struct rdmacm_addresses *addresses = end->addresses;
     bool is_ipv6 = from->local_length == 16;
     if (!rdmacm_source_of(from))
         return false;
-    if (is_ipv6 && is_link_local(from->local)) {
+    if (is_ipv6 && rdmacm_is_link_local(from->local)) {
         uint32_t scope = ((const struct sockaddr_in6 *)&from->source)->sin6_scope_id;
         if (scope && scope != addresses->ifindex)
             return false;
