@@ -45,21 +45,36 @@ def started(command: str, environment: dict[str, str]) -> Iterator[subprocess.Po
 def talk(library: Path, served: Server) -> Talk:
     """Run a server and a client, whose devices one server of ``rdmacm run`` serves; what they print."""
     environment = environment_of(str(library), served.path)
+    listeners = served.provider.host.cm._listeners
 
-    def run(server: str, client: str) -> str:
-        before, listeners = datagrams(), served.provider.host.cm._listeners
+    def once(server: str, client: str) -> tuple[int, str]:
+        """The status and the output of the client, and if that is 0 of the server."""
         with started(server, environment) as serving:
             eventually(lambda: listeners or is_listening(TCP_PORT) or serving.poll() is not None)
             with started(client, environment) as asking:
-                printed, _ = asking.communicate(timeout=100)
-            assert asking.returncode == 0, printed[-4000:]
+                try:
+                    printed, _ = asking.communicate(timeout=30)
+                except subprocess.TimeoutExpired:
+                    return 1, "the client does not end"
+            if asking.returncode:
+                return asking.returncode, printed
             try:
                 heard, _ = serving.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 pytest.fail(f"the server does not end; the client has printed {printed[-2000:]}")
-        assert serving.returncode == 0, heard[-4000:]
+        return serving.returncode, heard + printed
+
+    def run(server: str, client: str) -> str:
+        before = datagrams()
+        # With -R, perftest's server listens twice, and its client may come before the second time: it is rejected.
+        for left in range(9 if "-R" in client.split() else 0, -1, -1):
+            status, printed = once(server, client)
+            if status == 0 or not left:
+                break
+            eventually(lambda: not listeners)
+        assert status == 0, printed[-4000:]
         assert datagrams() - before > 5
-        return heard + printed
+        return printed
 
     return run
 
