@@ -169,7 +169,7 @@ int control(uint32_t type, uint32_t channel, const void *in, size_t in_size, voi
     struct call call = {.type = type, .channel = channel, .in = in, .in_size = in_size, .sent_fd = -1, .out = out,
                         .out_size = out_size};
     int code = control_call(&call);
-    if (!code && call.size < out_size && type != RUN_DEVICES && type != RUN_ADDRINFO)
+    if (!code && call.size < out_size)
         memset((uint8_t *)out + call.size, 0, out_size - call.size);
     return code;
 }

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { EVENTS_AT_ONCE = 64 };
 #define FIRMWARE "0.0.0"
 
 /* -- the list ---------------------------------------------------------------------------------------------------------- */
@@ -266,6 +265,12 @@ struct ibv_context **library_contexts(int *count) {
 
 /* -- attributes -------------------------------------------------------------------------------------------------------- */
 
+/* Fill in a structure of the program's, which may be shorter or longer than that of this library. */
+static void copy_sized(void *to, size_t size, const void *from, size_t known) {
+    memset(to, 0, size);
+    memcpy(to, from, size < known ? size : known);
+}
+
 static void describe(const struct context *context, struct ibv_device_attr *attr) {
     const struct run_device *info = &context->device->info;
     *attr = (struct ibv_device_attr){
@@ -316,8 +321,7 @@ int verbs_query_device_ex(struct ibv_context *context, const struct ibv_query_de
         return EINVAL;
     describe(context_of(context), &found.orig_attr);
     found.device_cap_flags_ex = found.orig_attr.device_cap_flags;
-    memset(attr, 0, size);
-    memcpy(attr, &found, size < sizeof found ? size : sizeof found);
+    copy_sized(attr, size, &found, sizeof found);
     return 0;
 }
 
@@ -357,8 +361,7 @@ int verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_
         .link_layer = IBV_LINK_LAYER_ETHERNET,
     };
     free_device(device);
-    memset(attr, 0, size);
-    memcpy(attr, &found, size < sizeof found ? size : sizeof found);
+    copy_sized(attr, size, &found, sizeof found);
     return 0;
 }
 
@@ -405,7 +408,7 @@ EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_
     if (!find_gid(context, index, &row))
         return ENODATA;
     fill_entry(&row, &found);
-    memcpy(entry, &found, size < sizeof found ? size : sizeof found);
+    copy_sized(entry, size, &found, sizeof found);
     return 0;
 }
 
@@ -420,7 +423,7 @@ EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_
     for (; count < device->info.gids_count && count < most; count++) {
         struct ibv_gid_entry found;
         fill_entry(&device->gids[count], &found);
-        memcpy((uint8_t *)entries + count * size, &found, size < sizeof found ? size : sizeof found);
+        copy_sized((uint8_t *)entries + count * size, size, &found, sizeof found);
     }
     free_device(device);
     return (ssize_t)count;

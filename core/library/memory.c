@@ -93,9 +93,6 @@ static struct ibv_mr *register_memory(struct ibv_pd *ibv, void *address, size_t 
     return &mr->ibv;
 }
 
-/* Programs call these by macros of verbs.h, which have the same names. */
-#undef ibv_reg_mr
-#undef ibv_reg_mr_iova
 EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access) {
     return register_memory(pd, address, length, (uintptr_t)address, (unsigned int)access);
 }

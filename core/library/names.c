@@ -77,6 +77,8 @@ EXPORT const char *ibv_wc_status_str(enum ibv_wc_status status) {
         "fatal error",
         "response timeout error",
         "general error",
+        "TM error",
+        "TM software rendezvous",
     };
     return NAME_OF(names, status, "unknown");
 }

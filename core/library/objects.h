@@ -17,7 +17,6 @@ struct context {
     struct rdmacm_addresses addresses; /* that datagrams are accepted at */
     int report_fd;                     /* the other end of async_fd, which asynchronous events are written to */
     uint32_t server_number;            /* of RUN_CONTEXT_OPEN; 0: none */
-    unsigned uses;                     /* of library_context() */
     struct verbs_context verbs;        /* the last: programs see its last member */
 };
 
@@ -58,7 +57,7 @@ struct cq {
     bool told_overrun;
     size_t announced; /* so many of the first entries were there when an event was reported */
     unsigned uses;  /* queue pairs */
-    uint32_t comp_events, async_events; /* that were fetched */
+    uint32_t comp_events; /* that were fetched */
     struct rdmacm_entry current; /* of start_poll and next_poll */
 };
 
@@ -71,8 +70,6 @@ struct srq {
     uint32_t number;
     size_t max_sge;
     unsigned uses;
-    uint32_t async_events;
-    struct srq *next;
 };
 
 struct xrcd {
@@ -113,11 +110,10 @@ struct qp {
     struct ibv_qp_cap cap;
     struct ibv_qp_attr attr; /* as they were set */
     bool signals_all;
-    bool tells_drained; /* whether the program is told when it is drained */
+    bool is_draining; /* listed by process_drain() */
     unsigned groups; /* that it is attached to */
-    uint32_t async_events;
     struct batch *batch; /* requests between wr_start and wr_complete */
-    struct qp *next;
+    struct qp *next_draining;
 };
 
 /* What is kept of a request until its completion is polled. */
@@ -159,11 +155,10 @@ void process_random(void *bytes, size_t count);
 void process_settle(struct rdmacm_wire *wire);
 /* Let the peers make progress, for a caller that polls. With the mutex; whether something has arrived. */
 bool process_poll(struct rdmacm_wire *wire, const struct rdmacm_cq *queue);
-/* The queue pairs of the process. With the mutex. */
-void process_add(struct qp *qp);
-void process_remove(struct qp *qp);
-/* Queue pairs that report when they are drained. */
-extern unsigned process_draining;
+/* Tell the program when a queue pair in SQD is drained. With the mutex. */
+void process_drain(struct qp *qp);
+/* It goes away. With the mutex. */
+void process_end_drain(struct qp *qp);
 
 /* -- between the wire and the sockets, where the server wants it (tap.c, faults.c) -------------------------------------- */
 

@@ -62,8 +62,8 @@ static uint64_t total_of(const struct ibv_sge *list, int count) {
 
 /* -- sends ------------------------------------------------------------------------------------------------------------- */
 
-/* Take over what only some requests have; 0 or an errno. */
-static int take_fields(const struct qp *qp, const struct ibv_send_wr *wr, struct rdmacm_send *send, struct pin *pin) {
+/* Take over what only some requests have. */
+static void take_fields(const struct qp *qp, const struct ibv_send_wr *wr, struct rdmacm_send *send, struct pin *pin) {
     const struct rdmacm_request_type *type = &rdmacm_request_types[send->opcode];
     if (type->word_kind == RDMACM_IMMEDIATE)
         send->word = ntohl(wr->imm_data);
@@ -96,7 +96,6 @@ static int take_fields(const struct qp *qp, const struct ibv_send_wr *wr, struct
         };
         send->bind = &pin->bind;
     }
-    return 0;
 }
 
 static int take_address(struct qp *qp, const struct ibv_send_wr *wr, struct rdmacm_send *send, struct pin *pin) {
@@ -139,9 +138,8 @@ static int post_one(struct qp *qp, const struct ibv_send_wr *wr) {
     send.solicited = wr->send_flags & IBV_SEND_SOLICITED;
     send.fence = wr->send_flags & IBV_SEND_FENCE;
     send.unsignaled = !qp->signals_all && !(wr->send_flags & IBV_SEND_SIGNALED);
-    int code = qp->conn->rc ? take_fields(qp, wr, &send, pin) : take_address(qp, wr, &send, pin);
-    if (!qp->conn->rc && send.opcode == RDMACM_WR_SEND_WITH_IMM)
-        send.word = ntohl(wr->imm_data);
+    take_fields(qp, wr, &send, pin);
+    int code = qp->conn->rc ? 0 : take_address(qp, wr, &send, pin);
     bool done = !code && (qp->conn->rc ? rdmacm_post_send(qp->conn->queues, &send) : rdmacm_ud_post_send(&qp->ud, &send));
     if (done) {
         qp->conn->sends_change++;

@@ -14,7 +14,7 @@ enum { FEW_CALLS = 8 };
 struct rdmacm_regions process_regions;
 static struct rdmacm_wire *wire;
 static struct slot *slots;
-static struct qp *queue_pairs;
+static struct qp *draining; /* queue pairs whose program is told when they are drained */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* of what asks the server */
 
 void process_random(void *bytes, size_t count) {
@@ -77,7 +77,7 @@ static bool add_slot(struct slot *slot) {
 static void forget(void) {
     wire = NULL;
     slots = NULL;
-    queue_pairs = NULL;
+    draining = NULL;
     process_regions = (struct rdmacm_regions){0};
     opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     faults_forget();
@@ -185,18 +185,15 @@ void process_give_number(struct slot *slot, uint32_t qp_num) {
     slot->used--;
 }
 
-void process_add(struct qp *qp) {
-    qp->next = queue_pairs;
-    queue_pairs = qp;
+void process_drain(struct qp *qp) {
+    if (qp->is_draining)
+        return;
+    qp->is_draining = true;
+    qp->next_draining = draining;
+    draining = qp;
 }
 
-void process_remove(struct qp *qp) {
-    struct qp **place = &queue_pairs;
-    while (*place && *place != qp)
-        place = &(*place)->next;
-    if (*place)
-        *place = qp->next;
-}
+void process_end_drain(struct qp *qp) { RDMACM_UNLIST(draining, qp, next_draining, is_draining); }
 
 /* -- after a call ------------------------------------------------------------------------------------------------------ */
 
@@ -215,15 +212,13 @@ static void settle_queue_pair(struct qp *qp, unsigned events) {
                      &(struct ibv_async_event){.element.qp = &qp->ibv, .event_type = IBV_EVENT_COMM_EST});
 }
 
-unsigned process_draining;
-
 /* Whether queue pairs in SQD have finished the requests that had begun. */
 static void look_at_draining(void) {
-    for (struct qp *qp = queue_pairs; qp; qp = qp->next) {
-        if (!qp->tells_drained || qp_is_draining(qp))
+    for (struct qp *qp = draining, *next; qp; qp = next) {
+        next = qp->next_draining;
+        if (qp_is_draining(qp))
             continue;
-        qp->tells_drained = false;
-        process_draining--;
+        process_end_drain(qp);
         if (qp->ibv.state == IBV_QPS_SQD)
             report_async(qp->ibv.context,
                          &(struct ibv_async_event){.element.qp = &qp->ibv, .event_type = IBV_EVENT_SQ_DRAINED});
@@ -252,8 +247,7 @@ void process_settle(struct rdmacm_wire *settled) {
         conn->events = 0;
         settle_queue_pair(conn->owner, events);
     }
-    if (process_draining)
-        look_at_draining();
+    look_at_draining();
     if (settled->arrivals) /* for a queue pair that does not take them */
         rdmacm_wire_clear_arrivals(settled);
 }

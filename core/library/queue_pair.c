@@ -154,7 +154,6 @@ struct ibv_qp *verbs_create_qp_ex(struct ibv_context *context, struct ibv_qp_ini
     bool done = join(qp, wire);
     if (done) {
         use(qp, 1);
-        process_add(qp);
     } else {
         process_give_number(qp->slot, qp->ibv.qp_num);
     }
@@ -415,8 +414,8 @@ static int enter(struct qp *qp, enum ibv_qp_state to, struct rdmacm_wire *wire) 
         }
     } else if (to == IBV_QPS_SQD) {
         conn->queues->paused = true;
-        if (qp->attr.en_sqd_async_notify && !qp->tells_drained)
-            qp->tells_drained = ++process_draining;
+        if (qp->attr.en_sqd_async_notify)
+            process_drain(qp);
     } else if (to == IBV_QPS_RTS) {
         conn->queues->paused = conn->queues->send_failed = conn->told_send_failed = false;
         rdmacm_wire_posted(conn, rdmacm_now());
@@ -503,8 +502,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv) {
     process_give_number(qp->slot, ibv->qp_num); /* it leaves the wire */
     stop_engine(qp);
     use(qp, (unsigned)-1);
-    process_draining -= qp->tells_drained;
-    process_remove(qp);
+    process_end_drain(qp);
     rdmacm_leave();
     qp_free_builders(qp);
     free(qp);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -117,3 +118,22 @@ print(bool(library.ibv_get_device_list(ctypes.byref(count))), count.value)
 def test_program_without_a_server_finds_no_devices(library: Path) -> None:
     environment = {"LD_LIBRARY_PATH": str(library), "RDMACM_RUN_SOCKET": "/nowhere/socket"}
     assert output_of([sys.executable, "-c", COUNT_DEVICES], environment) == "True 0\n"
+
+
+#: Prints where the texts of the library are not those of :mod:`rdmacm.cma`.
+COMPARE_TEXTS = """
+import ctypes, sys
+from rdmacm import cma
+library = ctypes.CDLL(sys.argv[1])
+for name in ("ibv_wc_status_str", "ibv_node_type_str", "ibv_port_state_str"):
+    theirs = getattr(library, name)
+    theirs.restype = ctypes.c_char_p
+    for code in range(-1, 32):
+        if theirs(code).decode() != getattr(cma, name)(code):
+            print(name, code)
+"""
+
+
+def test_texts_are_those_of_the_package(library: Path) -> None:
+    environment = {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+    assert output_of([sys.executable, "-c", COMPARE_TEXTS, str(library / LIBRARIES[0])], environment) == ""
