@@ -14,7 +14,7 @@ from rdmacm.addrinfo.info import AddrInfo, sockaddr
 from rdmacm.constants import EAI
 from rdmacm.errors import cm_error
 from rdmacm.run import protocol
-from rdmacm.run.packing import address_of
+from rdmacm.run.packing import address_of, pack_list
 from rdmacm.soft.provider import SoftProvider
 
 #: Lookups at a time, of all programs.
@@ -102,13 +102,7 @@ def _given_address(data: bytes, size: int) -> SockAddr | None:
 
 def pack_results(found: list[AddrInfo]) -> bytes:
     """``struct run_addrinfos`` and the results, as many as there is room for."""
-    body, count = b"", 0
-    for info in found:
-        packed = _pack_result(info)
-        if protocol.REPLY.size + protocol.ADDRINFOS.size + len(body) + len(packed) > protocol.MOST:
-            break
-        body, count = body + packed, count + 1
-    return protocol.ADDRINFOS.pack(count) + body
+    return pack_list(protocol.ADDRINFOS, map(_pack_result, found))
 
 
 def _pack_result(info: AddrInfo) -> bytes:

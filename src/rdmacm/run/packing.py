@@ -38,18 +38,22 @@ def swapped(value: int, size: int) -> int:
     return int.from_bytes(value.to_bytes(size, "big"), sys.byteorder)
 
 
+def pack_list(head: struct.Struct, items: Iterable[bytes]) -> bytes:
+    """A structure with the number of items, and these, as many as there is room for in a reply."""
+    body, count = b"", 0
+    for item in items:
+        if protocol.REPLY.size + head.size + len(body) + len(item) > protocol.MOST:
+            break
+        body, count = body + item, count + 1
+    return head.pack(count) + body
+
+
 # -- devices --------------------------------------------------------------------------------------------------
 
 
 def pack_devices(devices: Iterable[Device]) -> bytes:
     """``struct run_devices`` and the devices, with their GID tables as far as there is room."""
-    body, count = b"", 0
-    for device in devices:
-        packed = _pack_device(device)
-        if protocol.REPLY.size + protocol.DEVICES.size + len(body) + len(packed) > protocol.MOST:
-            break
-        body, count = body + packed, count + 1
-    return protocol.DEVICES.pack(count) + body
+    return pack_list(protocol.DEVICES, map(_pack_device, devices))
 
 
 def _pack_device(device: Device) -> bytes:
