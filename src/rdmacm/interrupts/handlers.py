@@ -14,7 +14,8 @@ So a call that is interrupted ends where it waits, as if its time were up, and c
 own code from KeyboardInterrupt in this way. It costs nothing but a look at the handlers every 2 ms, for those that are
 new, while the main thread makes progress.
 
-A call of this package that does not return within 5 s has a fault; a handler may run in its midst after that time.
+A call of this package that goes on for 5 s of processor time, or for a minute, has a fault; a handler may run in its
+midst after that time. A busy machine may well make a call of milliseconds take 5 s.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ except ImportError:
 
 #: Seconds between two looks for new handlers.
 INTERVAL = 0.002
-#: Seconds after which a deferred signal is let through.
-_PATIENCE = 5.0
+#: Seconds of this thread's processor time after which a deferred signal is let through, and of real time.
+_PATIENCE, _LONGEST = 5.0, 60.0
 
 #: Faults of the program, and signals that cannot be handled.
 _EXCLUDED = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSTOP", "SIGSYS", "SIGTRAP")
@@ -112,12 +113,12 @@ class _Deferring:
     def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         #: The handler that was found.
         self.handler = handler
-        #: Since when its signal is deferred, in seconds of time.monotonic(); 0 if it is not.
-        self._since = 0.0
+        #: Since when its signal is deferred, in seconds of processor time and of real time; None if it is not.
+        self._since: tuple[float, float] | None = None
 
     def __call__(self, signum: int, frame: FrameType | None) -> object:
         if not (is_at_work(frame) or loses_exceptions(frame)) or self._is_overdue():
-            self._since = 0.0
+            self._since = None
             return self.handler(signum, frame)
         again = map(_simulate, (signum,))
         # Not a call: after a call, the interpreter would run this handler inside of itself, without end.
@@ -125,6 +126,6 @@ class _Deferring:
         return None
 
     def _is_overdue(self) -> bool:
-        now = time.monotonic()
-        self._since = self._since or now
-        return now - self._since > _PATIENCE
+        worked, now = time.thread_time(), time.monotonic()
+        since = self._since = self._since or (worked, now)
+        return worked - since[0] > _PATIENCE or now - since[1] > _LONGEST
