@@ -43,8 +43,9 @@
                                      thousand open at once), datapath (latency and bandwidth between two processes),
                                      operations (rates of each kind of request, beside UCX's), busy (READs while the
                                      peer computes), flood (forged requests), soak (hours of connections), sa (path
-                                     records of a simulated InfiniBand fabric) or guest (compared with the kernel's
-                                     device and the C tools, in the machine of interop)
+                                     records of a simulated InfiniBand fabric), guest (compared with the kernel's device
+                                     and the C tools, in the machine of interop) or programs (the C tools on both, ours
+                                     by "rdmacm run")
 
 "test" without ARGS runs several tests at a time and leaves out the tests marked slow; if CI is set, it runs all, and
 prints a line for each part.  Those marked wallclock come last, alone, and up to twice more if they fail.  With ARGS it
@@ -226,7 +227,7 @@ def demo(arguments: list[str]) -> int:
 #: The files in bench that are benchmarks; the others are parts of them.
 BENCHMARKS = (
     *("resolve", "peers", "datagrams", "multicast", "connections", "datapath", "operations"),
-    *("busy", "flood", "soak", "sa", "guest"),
+    *("busy", "flood", "soak", "sa", "guest", "programs"),
 )
 
 

@@ -66,7 +66,8 @@ def command(target: Path, *more: str, is_library: bool = False) -> list[str]:
     own = "library" if is_library else "python"
     if is_library:
         exports = SOURCES / own / "exports.map"
-        special = ["-Wl,-z,defs", "-Wl,-soname,libibverbs.so.1", f"-Wl,--version-script,{exports}"]
+        # Its threads run on after dlclose(3), so their code has to stay.
+        special = ["-Wl,-z,defs,-z,nodelete", "-Wl,-soname,libibverbs.so.1", f"-Wl,--version-script,{exports}"]
     else:
         special = [f"-DPy_LIMITED_API={LIMITED_API}", "-isystem", sysconfig.get_path("include")]
     return [

@@ -28,6 +28,8 @@ from rdmacm.proto.cm.connection import AMPLIFICATION
 from rdmacm.proto.cm.messages import RTU, pack_message
 from rdmacm.proto.sa import client as sa_client
 from rdmacm.proto.sa.client import SaClient
+from rdmacm.run import lookups as run_lookups
+from rdmacm.run import protocol, server, sessions, slots
 from rdmacm.soft import host as soft_host
 from rdmacm.soft.device import async_events, datagram_queue_pair, groups, gsi, memory, multiplexer
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR as ATTR
@@ -117,6 +119,16 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "complete responses": (sa_client._MAX_LINGERING,),
     "requests at ib_umad": (4096,),
     "addresses in an answer": (acm.MAX_ENDPOINTS,),
+    "elements, inline": ("those of devices",),
+    "completion vectors": (1,),
+    "ranges of queue pair numbers": (slots._MOST_SLOTS, 1 << constants.QPN_BITS),
+    "ranges of all": (constants.MAX_SLOT,),
+    "ids and memberships": (sessions._MOST_TARGETS,),
+    "event channels": (sessions._MOST_CHANNELS,),
+    "connections to the server": (server._MOST_CONNECTIONS, server._MOST_OF_ONE),
+    "bytes of a request to": (protocol.MOST,),
+    "name lookups": (run_lookups._MOST_THREADS,),
+    "users": (1,),
     "packets in flight": (1 << 16,),
     "bytes of a Fabric's log": (64 << 20,),
     "unread MADs": (4096,),

@@ -42,6 +42,17 @@ void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const u
     }
 }
 
+void rdmacm_memory_look_up(struct rdmacm_memory *memory, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey,
+                           uint32_t access) {
+    for (uint32_t i = 0; i < memory->count; i++) {
+        const struct rdmacm_element *element = &memory->elements[i];
+        if (element->lkey == lkey && !rdmacm_regions_have(regions, pd, lkey, element->data, element->length, access)) {
+            memory->is_inaccessible = true;
+            memory->count = 0;
+        }
+    }
+}
+
 /* -- completions ----------------------------------------------------------------------------------------------------- */
 
 /* Have room for those of all that is posted, and of one more. */
@@ -124,6 +135,17 @@ bool rdmacm_take_recv(struct rdmacm_queues *queues, struct rdmacm_recv *recv) {
 void rdmacm_look_up_again(struct rdmacm_queues *queues, uint32_t lkey) {
     for (size_t i = 0; i < queues->recvs_count; i++)
         rdmacm_recv_look_up(RDMACM_RING_AT(queues, recvs, i), queues->regions, queues->pd, lkey);
+}
+
+void rdmacm_revoke(struct rdmacm_queues *queues, uint32_t lkey) {
+    rdmacm_look_up_again(queues, lkey);
+    rdmacm_recv_look_up(&queues->current_recv, queues->regions, queues->srq ? queues->srq->pd : queues->pd, lkey);
+    for (size_t i = 0; i < queues->sends_count; i++) {
+        struct rdmacm_send *send = RDMACM_RING_AT(queues, sends, i);
+        bool is_written = rdmacm_request_types[send->opcode].flags & (RDMACM_IS_READ | RDMACM_IS_ATOMIC);
+        rdmacm_memory_look_up(&send->memory, queues->regions, queues->pd, lkey,
+                              is_written ? RDMACM_ACCESS_LOCAL_WRITE : 0);
+    }
 }
 
 /* -- the end --------------------------------------------------------------------------------------------------------- */

@@ -110,6 +110,9 @@ size_t rdmacm_regions_bound(const struct rdmacm_regions *regions, uint32_t key);
  * may be NULL, becomes the region's. */
 uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint64_t address,
                              uint64_t length, uint32_t access, void **pin);
+/* Whether bytes of this process are memory of a key, with that access. */
+bool rdmacm_regions_have(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, const uint8_t *data,
+                         uint64_t length, uint32_t access);
 /* Whether a peer may access the whole region of a key so. */
 bool rdmacm_regions_permit(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint32_t access);
 
@@ -239,7 +242,7 @@ struct rdmacm_recv {
 };
 
 /* The region of a local key was registered anew: a receive whose memory the key does not stand for any more, in a
- * protection domain, becomes inaccessible. Addresses are those of the bytes in this process. */
+ * protection domain, becomes inaccessible. */
 void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey);
 
 struct rdmacm_completion {
@@ -388,6 +391,9 @@ bool rdmacm_post_send(struct rdmacm_queues *queues, const struct rdmacm_send *se
 bool rdmacm_post_recv(struct rdmacm_queues *queues, const struct rdmacm_recv *recv);
 /* The region of a local key was registered anew: receives that it does not have the memory of any more fail. */
 void rdmacm_look_up_again(struct rdmacm_queues *queues, uint32_t lkey);
+/* The same of all requests, also of those that have begun, and for a region that is gone: for an owner whose pins do not
+ * keep memory alive. */
+void rdmacm_revoke(struct rdmacm_queues *queues, uint32_t lkey);
 
 /* -- a connection ---------------------------------------------------------------------------------------------------- */
 
@@ -576,6 +582,9 @@ bool rdmacm_grow(void *place, size_t *capacity, size_t *head, size_t count, size
 
 /* Copy bytes into memory from byte `offset` on, where there is room for them. */
 void rdmacm_scatter(const struct rdmacm_memory *memory, uint64_t offset, const uint8_t *data, size_t size);
+/* Make memory that has some of a key inaccessible, where the key does not stand for that any more. */
+void rdmacm_memory_look_up(struct rdmacm_memory *memory, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey,
+                           uint32_t access);
 /* The memory of a protection domain that a peer's request names; NULL if it may not have it. */
 static inline uint8_t *rdmacm_pd_memory(const struct rdmacm_rc *rc, uint64_t pd, uint32_t rkey, uint64_t address,
                                         uint32_t length, uint32_t access) {

@@ -615,6 +615,10 @@ static enum outcome take_read_response(struct rdmacm_rc *rc, const struct packet
         rdmacm_rc_fail(rc, RDMACM_WC_BAD_RESP_ERR);
         return TAKEN;
     }
+    if (send->memory.is_inaccessible) { /* since it began */
+        rdmacm_rc_fail(rc, RDMACM_WC_LOC_PROT_ERR);
+        return TAKEN;
+    }
     rdmacm_scatter(&send->memory, send->received_bytes, packet->body + header, size);
     send->received_bytes += (uint32_t)size;
     rc->outstanding_reads -= ends_part;
@@ -631,6 +635,10 @@ static enum outcome take_atomic_response(struct rdmacm_rc *rc, const struct pack
     const struct rdmacm_send *send = RDMACM_RING_AT(rc, sends, 0);
     uint64_t original = rdmacm_load64(packet->body + RDMACM_AETH_LENGTH);
     uint8_t bytes[sizeof original];
+    if (send->memory.is_inaccessible) { /* since it began */
+        rdmacm_rc_fail(rc, RDMACM_WC_LOC_PROT_ERR);
+        return TAKEN;
+    }
     memcpy(bytes, &original, sizeof bytes);
     rdmacm_scatter(&send->memory, 0, bytes, send->length < sizeof bytes ? send->length : sizeof bytes);
     rc->outstanding_reads--;

@@ -41,6 +41,15 @@ uint8_t *rdmacm_regions_find(const struct rdmacm_regions *regions, uint64_t pd, 
     return region->memory + offset;
 }
 
+bool rdmacm_regions_have(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, const uint8_t *data,
+                         uint64_t length, uint32_t access) {
+    const struct rdmacm_region *region = regions ? rdmacm_table_find(&regions->table, key) : NULL;
+    if (!region || region->pd != pd || access & ~region->access || (uintptr_t)data < (uintptr_t)region->memory)
+        return false;
+    uint64_t offset = (uintptr_t)data - (uintptr_t)region->memory;
+    return offset <= region->length && length <= region->length - offset;
+}
+
 bool rdmacm_regions_permit(const struct rdmacm_regions *regions, uint64_t pd, uint32_t key, uint32_t access) {
     const struct rdmacm_region *region = regions ? rdmacm_table_find(&regions->table, key) : NULL;
     return region && region->pd == pd && !(access & ~region->access);

@@ -438,6 +438,11 @@ static void add_requests(struct rdmacm_rc *rc, struct rdmacm_out *out, double no
             send = RDMACM_RING_AT(rc, sends, rc->send_index);
         }
         uint8_t flags = rdmacm_request_types[send->opcode].flags;
+        if (send->memory.is_inaccessible && flags & (RDMACM_IS_DATA | RDMACM_IS_ATOMIC_WRITE)) { /* since it began */
+            if (!rc->send_index)
+                rdmacm_rc_fail(rc, RDMACM_WC_LOC_PROT_ERR);
+            break;
+        }
         if (flags & RDMACM_IS_DATA)
             count = add_data(rc, out, send, room, limit);
         else if (flags & RDMACM_IS_READ)

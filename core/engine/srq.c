@@ -31,14 +31,7 @@ bool rdmacm_srq_take(struct rdmacm_srq *srq, struct rdmacm_recv *recv) {
 }
 
 void rdmacm_recv_look_up(struct rdmacm_recv *recv, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey) {
-    for (uint32_t i = 0; i < recv->memory.count; i++) {
-        const struct rdmacm_element *element = &recv->memory.elements[i];
-        if (element->lkey == lkey && !rdmacm_regions_find(regions, pd, lkey, (uintptr_t)element->data, element->length,
-                                                          RDMACM_ACCESS_LOCAL_WRITE, NULL)) {
-            recv->memory.is_inaccessible = true;
-            recv->memory.count = 0;
-        }
-    }
+    rdmacm_memory_look_up(&recv->memory, regions, pd, lkey, RDMACM_ACCESS_LOCAL_WRITE);
 }
 
 void rdmacm_srq_look_up(struct rdmacm_srq *srq, const struct rdmacm_regions *regions, uint64_t pd, uint32_t lkey) {

@@ -56,6 +56,8 @@ static struct built *last(struct ibv_qp_ex *ex) {
     return batch->count ? &batch->items[batch->count - 1] : NULL;
 }
 
+static void wr_set_inline_data(struct ibv_qp_ex *ex, void *address, size_t length);
+
 static void wr_start(struct ibv_qp_ex *ex) { clear(batch_of(ex)); }
 static void wr_abort(struct ibv_qp_ex *ex) { clear(batch_of(ex)); }
 
@@ -117,6 +119,19 @@ static void wr_atomic_cmp_swp(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t addr
 
 static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t address, uint64_t add) {
     build_atomic(ex, IBV_WR_ATOMIC_FETCH_AND_ADD, rkey, address, add, 0);
+}
+
+static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t address, const void *value) {
+    set_remote(begin(ex, IBV_WR_ATOMIC_WRITE), rkey, address);
+    wr_set_inline_data(ex, (void *)(uintptr_t)value, sizeof(uint64_t));
+}
+
+/* struct ibv_send_wr has no place for what a FLUSH has, so it is where an atomic has its operands. */
+static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t address, size_t length, uint8_t placement,
+                     uint8_t level) {
+    if (length > UINT32_MAX)
+        batch_of(ex)->error = EINVAL;
+    build_atomic(ex, IBV_WR_FLUSH, rkey, address, length, (uint64_t)level << 8 | placement);
 }
 
 static void wr_local_inv(struct ibv_qp_ex *ex, uint32_t rkey) { begin(ex, IBV_WR_LOCAL_INV)->wr.invalidate_rkey = rkey; }
@@ -183,11 +198,33 @@ static void wr_set_xrc_srqn(struct ibv_qp_ex *ex, uint32_t number) {
         built->wr.qp_type.xrc.remote_srqn = number;
 }
 
-void qp_set_builders(struct qp *qp, uint64_t operations) {
-    (void)operations; /* one that was not asked for is refused when it is posted, if at all */
+static const struct {
+    uint64_t operation;
+    enum ibv_wr_opcode opcode;
+} operations[] = {
+    {IBV_QP_EX_WITH_RDMA_WRITE, IBV_WR_RDMA_WRITE},
+    {IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM},
+    {IBV_QP_EX_WITH_SEND, IBV_WR_SEND},
+    {IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM},
+    {IBV_QP_EX_WITH_RDMA_READ, IBV_WR_RDMA_READ},
+    {IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP},
+    {IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD},
+    {IBV_QP_EX_WITH_LOCAL_INV, IBV_WR_LOCAL_INV},
+    {IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW},
+    {IBV_QP_EX_WITH_SEND_WITH_INV, IBV_WR_SEND_WITH_INV},
+    {IBV_QP_EX_WITH_FLUSH, IBV_WR_FLUSH},
+    {IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_WR_ATOMIC_WRITE},
+};
+
+int qp_set_builders(struct qp *qp, uint64_t wanted) {
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+        if (wanted & operations[i].operation && qp_has_opcode(qp, operations[i].opcode))
+            wanted &= ~operations[i].operation;
+    if (wanted)
+        return EOPNOTSUPP;
     qp->batch = calloc(1, sizeof *qp->batch);
     if (!qp->batch)
-        return;
+        return ENOMEM;
     struct ibv_qp_ex *ex = &qp->ex;
     ex->wr_start = wr_start;
     ex->wr_complete = wr_complete;
@@ -208,6 +245,9 @@ void qp_set_builders(struct qp *qp, uint64_t operations) {
     ex->wr_set_inline_data_list = wr_set_inline_data_list;
     ex->wr_set_ud_addr = wr_set_ud_addr;
     ex->wr_set_xrc_srqn = wr_set_xrc_srqn;
+    ex->wr_atomic_write = wr_atomic_write;
+    ex->wr_flush = wr_flush;
+    return 0;
 }
 
 void qp_free_builders(struct qp *qp) {

@@ -21,6 +21,7 @@ static struct device *make_device(const struct run_device *info, const struct ru
         free(device);
         return NULL;
     }
+    device->holders = 1;
     device->info = *info;
     memcpy(device->gids, gids, info->gids_count * sizeof *gids);
     device->ibv.node_type = IBV_NODE_CA;
@@ -33,6 +34,8 @@ static struct device *make_device(const struct run_device *info, const struct ru
 }
 
 static void free_device(struct device *device) {
+    if (__atomic_sub_fetch(&device->holders, 1, __ATOMIC_ACQ_REL))
+        return;
     free(device->gids);
     free(device);
 }
@@ -86,7 +89,6 @@ EXPORT struct ibv_device **ibv_get_device_list(int *count) {
     return (struct ibv_device **)list;
 }
 
-/* The devices of open contexts are copies. */
 EXPORT void ibv_free_device_list(struct ibv_device **list) {
     for (size_t i = 0; list && list[i]; i++)
         free_device((struct device *)list[i]);
@@ -143,9 +145,10 @@ static void free_context(struct context *context) {
         close(context->report_fd);
     if (context->verbs.context.async_fd >= 0)
         close(context->verbs.context.async_fd);
+    if (context->verbs.context.cmd_fd >= 0)
+        close(context->verbs.context.cmd_fd);
     free(context->addresses.items);
-    if (context->device)
-        free_device(context->device);
+    free_device(context->device);
     free(context);
 }
 
@@ -160,14 +163,17 @@ static int follow(struct context *context) {
 }
 
 EXPORT struct ibv_context *ibv_open_device(struct ibv_device *ibv) {
-    const struct device *device = (const struct device *)ibv;
+    struct device *device = (struct device *)ibv;
     struct context *context = calloc(1, sizeof *context);
     int ends[2] = {-1, -1};
     if (!context)
         return NULL;
     context->report_fd = context->verbs.context.async_fd = context->verbs.context.cmd_fd = -1;
-    context->device = make_device(&device->info, device->gids);
-    if (!context->device || !set_addresses(context) || pipe2(ends, O_CLOEXEC)) {
+    __atomic_add_fetch(&device->holders, 1, __ATOMIC_RELAXED);
+    context->device = device;
+    /* Programs pass this descriptor on, and it takes nothing. */
+    context->verbs.context.cmd_fd = open("/dev/full", O_RDWR | O_CLOEXEC);
+    if (!set_addresses(context) || pipe2(ends, O_CLOEXEC)) {
         free_context(context);
         errno = ENOMEM;
         return NULL;
@@ -182,7 +188,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *ibv) {
         errno = code;
         return NULL;
     }
-    open->device = &context->device->ibv;
+    open->device = ibv;
     open->num_comp_vectors = 1;
     open->abi_compat = (void *)UINTPTR_MAX; /* it is inside a verbs_context */
     pthread_mutex_init(&open->mutex, NULL);
@@ -280,7 +286,7 @@ static void describe(const struct context *context, struct ibv_device_attr *attr
         .max_mr_size = UINT64_C(1) << 63,
         .page_size_cap = 0xFFFFF000,
         .vendor_id = 0xFFFFFF,
-        .max_qp = 1 << 16,
+        .max_qp = 1 << 18, /* the server gives 64 ranges of numbers */
         .max_qp_wr = 1 << 16,
         .device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN |
                             IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_MGT_EXTENSIONS |
@@ -292,7 +298,7 @@ static void describe(const struct context *context, struct ibv_device_attr *attr
         .max_mr = 1 << 20,
         .max_pd = 1 << 20,
         .max_qp_rd_atom = 128,
-        .max_res_rd_atom = 128 << 16,
+        .max_res_rd_atom = 128 << 18,
         .max_qp_init_rd_atom = 128,
         .atomic_cap = IBV_ATOMIC_HCA,
         .max_mw = 1 << 16,
@@ -419,14 +425,14 @@ EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_
     struct device *device = ask_device(context);
     if (!device)
         return -ENODEV;
-    size_t count = 0;
-    for (; count < device->info.gids_count && count < most; count++) {
+    ssize_t count = device->info.gids_count > most ? -EINVAL : (ssize_t)device->info.gids_count;
+    for (ssize_t i = 0; i < count; i++) {
         struct ibv_gid_entry found;
-        fill_entry(&device->gids[count], &found);
-        copy_sized((uint8_t *)entries + count * size, size, &found, sizeof found);
+        fill_entry(&device->gids[i], &found);
+        copy_sized((uint8_t *)entries + (size_t)i * size, size, &found, sizeof found);
     }
     free_device(device);
-    return (ssize_t)count;
+    return count;
 }
 
 EXPORT int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned index, unsigned *type) {

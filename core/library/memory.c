@@ -50,11 +50,14 @@ static int check_access(unsigned int access) {
     return access & NEED_LOCAL_WRITE && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
 }
 
+static struct rdmacm_region region_of(struct mr *mr) {
+    return (struct rdmacm_region){.address = mr->iova, .length = mr->ibv.length, .pd = mr->pd->number,
+                                  .memory = mr->ibv.addr, .pin = mr, .owner = (uintptr_t)mr, .access = mr->access};
+}
+
 /* Add the region under a new key; 0: no memory. With the mutex. */
-static uint32_t add_region(const struct mr *mr) {
-    struct rdmacm_region region = {.address = mr->iova, .length = mr->ibv.length, .pd = mr->pd->number,
-                                   .memory = mr->ibv.addr, .pin = (void *)(uintptr_t)mr, .owner = (uintptr_t)mr,
-                                   .access = mr->access};
+static uint32_t add_region(struct mr *mr) {
+    struct rdmacm_region region = region_of(mr);
     for (int i = 0; i < KEY_TRIES; i++) {
         uint32_t key;
         process_random(&key, sizeof key);
@@ -113,12 +116,19 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
     return NULL;
 }
 
+/* The program may free memory that its key does not stand for any more, although requests have it. With the mutex. */
+static void revoke(uint32_t key) {
+    process_revoke(key);
+    srqs_revoke(key);
+}
+
 EXPORT int ibv_dereg_mr(struct ibv_mr *ibv) {
     struct mr *mr = (struct mr *)ibv;
     rdmacm_enter();
     bool is_bound = rdmacm_regions_bound(&process_regions, ibv->lkey);
     if (!is_bound) {
         rdmacm_regions_remove(&process_regions, ibv->lkey);
+        revoke(ibv->lkey);
         mr->pd->uses--;
     }
     rdmacm_leave();
@@ -140,21 +150,21 @@ EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *
         changed.iova = (uintptr_t)address;
     }
     if (flags & IBV_REREG_MR_CHANGE_ACCESS)
-        changed.access = (uint32_t)access & ~(uint32_t)OPTIONAL_ACCESS;
+        changed.access = (uint32_t)access & ~(uint32_t)(OPTIONAL_ACCESS | IBV_ACCESS_ZERO_BASED);
     if (flags & IBV_REREG_MR_CHANGE_PD)
         changed.pd = pd_of(pd), changed.ibv.pd = pd;
     rdmacm_enter();
-    bool is_bound = rdmacm_regions_bound(&process_regions, ibv->lkey);
-    uint32_t key = is_bound ? 0 : add_region(&changed);
-    if (key) {
-        rdmacm_regions_remove(&process_regions, ibv->lkey);
+    struct rdmacm_region *region = rdmacm_table_find(&process_regions.table, ibv->lkey);
+    bool is_free = region && !region->windows;
+    if (is_free) {
         mr->pd->uses--;
         changed.pd->uses++;
         *mr = changed;
-        mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = key;
+        *region = region_of(mr);
+        revoke(ibv->lkey);
     }
     rdmacm_leave();
-    return key ? 0 : IBV_REREG_MR_ERR_CMD;
+    return is_free ? 0 : IBV_REREG_MR_ERR_CMD;
 }
 
 /* -- memory windows ---------------------------------------------------------------------------------------------------- */

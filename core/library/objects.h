@@ -8,6 +8,7 @@
 
 struct device {
     struct ibv_device ibv;
+    unsigned holders; /* lists, and open contexts, which keep it when the list is freed */
     struct run_device info;
     struct run_gid *gids; /* info.gids_count */
 };
@@ -70,6 +71,8 @@ struct srq {
     uint32_t number;
     size_t max_sge;
     unsigned uses;
+    bool is_listed; /* by srqs_revoke() */
+    struct srq *next;
 };
 
 struct xrcd {
@@ -160,6 +163,13 @@ void process_drain(struct qp *qp);
 /* It goes away. With the mutex. */
 void process_end_drain(struct qp *qp);
 
+/* Requests of all queue pairs do not touch memory any more that a key does not stand for. With the mutex. */
+void process_revoke(uint32_t key);
+/* The same of shared receive queues (shared_queue.c). */
+void srqs_revoke(uint32_t key);
+/* In a child of fork(2): they are the parent's. */
+void srqs_forget(void);
+
 /* -- between the wire and the sockets, where the server wants it (tap.c, faults.c) -------------------------------------- */
 
 /* Pass all packets on to the server. False if that is refused. Not with the mutex. */
@@ -212,12 +222,15 @@ int verbs_dealloc_mw(struct ibv_mw *mw);
 int verbs_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
                           struct ibv_device_attr_ex *attr, size_t size);
 int verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size);
-/* Set the functions wr_*() of a queue pair. */
-void qp_set_builders(struct qp *qp, uint64_t operations);
+/* Whether requests of an opcode can be posted. */
+bool qp_has_opcode(const struct qp *qp, enum ibv_wr_opcode opcode);
+/* Set the functions wr_*() of a queue pair; 0, EOPNOTSUPP where it does not have an operation, or ENOMEM. */
+int qp_set_builders(struct qp *qp, uint64_t operations);
 void qp_free_builders(struct qp *qp);
 
 /* Exported functions that others here call. */
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
+int ibv_destroy_qp(struct ibv_qp *qp);
 int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
 struct ibv_context *ibv_open_device(struct ibv_device *device);
 struct ibv_device **ibv_get_device_list(int *count);

@@ -76,7 +76,13 @@ static void take_fields(const struct qp *qp, const struct ibv_send_wr *wr, struc
         send->rkey = wr->wr.atomic.rkey;
         send->compare_add = wr->wr.atomic.compare_add;
         send->swap = wr->wr.atomic.swap;
-    } else if (type->flags & (RDMACM_IS_WRITE | RDMACM_IS_READ | RDMACM_IS_FLUSH | RDMACM_IS_ATOMIC_WRITE)) {
+    } else if (type->flags & RDMACM_IS_FLUSH) { /* of wr_flush() */
+        send->remote_addr = wr->wr.atomic.remote_addr;
+        send->rkey = wr->wr.atomic.rkey;
+        send->length = (uint32_t)wr->wr.atomic.compare_add;
+        send->placement = wr->wr.atomic.swap & 0xFF;
+        send->level = wr->wr.atomic.swap >> 8 & 0xFF;
+    } else if (type->flags & (RDMACM_IS_WRITE | RDMACM_IS_READ | RDMACM_IS_ATOMIC_WRITE)) {
         send->remote_addr = wr->wr.rdma.remote_addr;
         send->rkey = wr->wr.rdma.rkey;
     }
@@ -112,14 +118,14 @@ static int take_address(struct qp *qp, const struct ibv_send_wr *wr, struct rdma
     return 0;
 }
 
-static bool has_opcode(const struct qp *qp, enum ibv_wr_opcode opcode) {
+bool qp_has_opcode(const struct qp *qp, enum ibv_wr_opcode opcode) {
     return qp->conn->rc ? rdmacm_rc_has(&qp->rc, (uint64_t)opcode) : rdmacm_ud_has((uint64_t)opcode);
 }
 
 /* Queue one request; 0 or an errno. With the mutex. */
 static int post_one(struct qp *qp, const struct ibv_send_wr *wr) {
     bool is_inline = wr->send_flags & IBV_SEND_INLINE;
-    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge || !has_opcode(qp, wr->opcode))
+    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge || !qp_has_opcode(qp, wr->opcode))
         return EINVAL;
     if (qp->conn->sends_change >= (int64_t)qp->cap.max_send_wr)
         return ENOMEM;

@@ -81,6 +81,7 @@ static void forget(void) {
     process_regions = (struct rdmacm_regions){0};
     opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     faults_forget();
+    srqs_forget();
 }
 
 __attribute__((constructor)) static void load(void) {
@@ -183,6 +184,14 @@ uint32_t process_take_number(struct slot **found) {
 void process_give_number(struct slot *slot, uint32_t qp_num) {
     rdmacm_wire_forget(wire, qp_num);
     slot->used--;
+}
+
+void process_revoke(uint32_t key) {
+    for (size_t i = 0; wire && i < wire->known.capacity; i++) {
+        const struct rdmacm_known *known = wire->known.slots[i].item;
+        if (known && known->conn)
+            rdmacm_revoke(known->conn->queues, key);
+    }
 }
 
 void process_drain(struct qp *qp) {

@@ -163,8 +163,12 @@ struct ibv_qp *verbs_create_qp_ex(struct ibv_context *context, struct ibv_qp_ini
         errno = ENOMEM;
         return NULL;
     }
-    if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
-        qp_set_builders(qp, attr->send_ops_flags);
+    code = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS ? qp_set_builders(qp, attr->send_ops_flags) : 0;
+    if (code) {
+        ibv_destroy_qp(&qp->ibv);
+        errno = code;
+        return NULL;
+    }
     attr->cap = qp->cap;
     return &qp->ibv;
 }
@@ -511,13 +515,8 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv) {
 
 /* -- what the software device does not have ---------------------------------------------------------------------------- */
 
-EXPORT int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece) { return (void)qp, ece->vendor_id ? EOPNOTSUPP : 0; }
-
-EXPORT int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece) {
-    (void)qp;
-    *ece = (struct ibv_ece){0};
-    return 0;
-}
+EXPORT int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece) { return (void)qp, (void)ece, EOPNOTSUPP; }
+EXPORT int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece) { return (void)qp, (void)ece, EOPNOTSUPP; }
 
 EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint32_t flags) {
     return (void)qp, (void)opcode, (void)flags, 0;

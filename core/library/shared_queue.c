@@ -76,14 +76,28 @@ int verbs_close_xrcd(struct ibv_xrcd *ibv) {
 
 /* -- queues ------------------------------------------------------------------------------------------------------------ */
 
+/* The number is random: that of a queue of another process, which a program may take for one of this domain, is no number
+ * here. */
 static bool add_to_domain(struct srq *srq) {
-    static uint32_t numbers;
     for (int i = 0; i < 16; i++) {
-        srq->number = ++numbers & RDMACM_QPN_MASK;
+        process_random(&srq->number, sizeof srq->number);
+        srq->number &= RDMACM_QPN_MASK;
         if (srq->number && rdmacm_table_add(&srq->xrcd->queues, srq->number, &srq->core))
             return true;
     }
     return false;
+}
+
+static struct srq *all;
+
+void srqs_revoke(uint32_t key) {
+    for (struct srq *srq = all; srq; srq = srq->next)
+        rdmacm_srq_look_up(&srq->core, &process_regions, srq->core.pd, key);
+}
+
+void srqs_forget(void) {
+    all = NULL;
+    named = NULL;
 }
 
 struct ibv_srq *verbs_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr) {
@@ -115,6 +129,11 @@ struct ibv_srq *verbs_create_srq_ex(struct ibv_context *context, struct ibv_srq_
         srq->cq->uses += done;
     }
     srq->pd->uses += done;
+    if (done) {
+        srq->is_listed = true;
+        srq->next = all;
+        all = srq;
+    }
     rdmacm_leave();
     if (!done) {
         free(srq);
@@ -182,6 +201,7 @@ EXPORT int ibv_destroy_srq(struct ibv_srq *ibv) {
     for (size_t i = 0; i < srq->core.recvs_count; i++)
         pin_free(RDMACM_RING_AT(&srq->core, recvs, i)->pin);
     rdmacm_srq_free(&srq->core);
+    RDMACM_UNLIST(all, srq, next, is_listed);
     srq->pd->uses--;
     rdmacm_leave();
     free(srq);

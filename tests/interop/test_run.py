@@ -6,6 +6,7 @@ import pytest
 
 from interop.scenario import Guest
 
+ROW = "librdmacm's programs on our library (`rdmacm run`): rping, ucmatose, udaddy, rdma_server, rdma_xserver"
 RUN = "python3 -m rdmacm run --"
 #: The commands of server and client; %s is the server's address.
 PROGRAMS = {
@@ -33,12 +34,14 @@ def commands(program: str, address: str) -> tuple[str, str]:
     return server.replace("%s", address), client.replace("%s", address)
 
 
+@pytest.mark.cell(ROW, "passive")
 def test_our_server_serves_the_kernels_client(guest: Guest, program: str, family: int) -> None:
     server, client = commands(program, f"$SOFT{family}")
     done = guest.run(f"serve_soft {RUN} {server}\nrxe {client} || exit\nfinish")
     assert done.status == 0, done.output
 
 
+@pytest.mark.cell(ROW, "active")
 def test_our_client_talks_to_the_kernels_server(guest: Guest, program: str, family: int) -> None:
     server, client = commands(program, f"$RXE{family}")
     done = guest.run(f"serve_rxe {server}\nsoft {RUN} {client} || exit\nfinish")

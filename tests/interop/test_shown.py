@@ -37,6 +37,24 @@ def test_an_interface_of_another_namespace_is_not_shown(guest: Guest) -> None:
     assert done.output.splitlines() == shown, done.output
 
 
+def test_rdma_of_programs_prints_what_iproute2_prints(guest: Guest) -> None:
+    """By ``rdmacm run``: the same but for names and numbers, as text and in JSON."""
+    commands = [f"{options} {words}" for options in ("", "-d", "-j", "-jp") for words in ("dev", "link show rxe0/1")]
+    theirs = "\n".join(f"rdma {each}; echo ---" for each in commands)
+    ours = theirs.replace("rxe0", "soft_vb")
+    done = guest.run(f"{theirs}\nsoft python3 -m rdmacm run --device soft_vb -- sh -c '{ours}'", record=False)
+    assert done.status == 0, done.output
+    printed = done.output.split("---\n")[:-1]
+    assert len(printed) == 2 * len(commands)
+    changing = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4}){3}|rxe0|soft_vb|\bv[ab]\b|\b\d+\b(?!/)")
+    for command, one, other in zip(commands, printed, printed[len(commands) :], strict=False):
+        if "-j" in command:
+            assert [[*device] for device in json.loads(one)] == [[*device] for device in json.loads(other)]
+        else:  # the kernel's has capabilities and a setting besides, in detail
+            fields = one.partition(" adaptive-moderation")[0]
+            assert changing.sub("_", fields).strip() == changing.sub("_", other).strip()
+
+
 def test_the_p_key_of_ethernet(guest: Guest) -> None:
     done = guest.run(f"rxe {OURS} resolve $SOFT4 7471", record=False)
     assert done.status == 0, done.output

@@ -84,6 +84,7 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "python3 dev.py interop --machine both": VIRTUAL_MACHINE,
     "python3 dev.py interop --readme": VIRTUAL_MACHINE,
     "python3 dev.py bench guest --readme": VIRTUAL_MACHINE,
+    "python3 dev.py bench programs --write": VIRTUAL_MACHINE,
     "tests/interop/guest": VIRTUAL_MACHINE,
     "tests/interop/guest 'rdma link; soft python3 -m rdmacm devices'": VIRTUAL_MACHINE,
     "tests/interop/guest 'serve_soft python3 -m rdmacm rping -s -C 3; rxe rping -c -a $SOFT4 -C 3 -v; finish'": (

@@ -78,6 +78,19 @@ def test_program_may(runs: Runs, what: str) -> None:
     assert runs("life", what) == "done\n"
 
 
+def test_it_stays_loaded(library: Path) -> None:
+    """Its threads run on when a program ends its use of it, as Open MPI does with libfabric."""
+    unload = "import _ctypes, ctypes, os, sys; _ctypes.dlclose(ctypes.CDLL(sys.argv[1])._handle)"
+    path = str(library / LIBRARIES[0])
+    output_of([sys.executable, "-c", f"{unload}; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOLOAD)", path], {})
+
+
+@pytest.mark.parametrize("what", ["gone", "changed", "built", "asked"])
+def test_memory(runs: Runs, what: str) -> None:
+    """``memory.c`` says what each of these is."""
+    assert runs("memory", what) == "done\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(served: Server, tmp_path: Path, kind: str) -> None:

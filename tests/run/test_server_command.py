@@ -62,6 +62,19 @@ def test_a_program_finds_the_library_and_the_server() -> None:
 
 
 @pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("chosen", [None, "kernel"])
+def test_this_package_uses_its_own_devices_there_unless_others_are_chosen(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    """The library would show it the same devices once more, as those of a kernel."""
+    monkeypatch.delenv("RDMACM_PROVIDER", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("RDMACM_PROVIDER", chosen)
+    _, out, _ = run("--", "sh", "-c", "echo $RDMACM_PROVIDER")
+    assert out == f"{chosen or 'soft'}\n"
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_program(number: signal.Signals) -> None:
     script = f"trap 'echo caught; exit 3' {number.name[3:]}; echo ready; while :; do sleep 0.01; done"

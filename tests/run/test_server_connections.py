@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -193,6 +195,20 @@ def test_one_event_at_a_time_and_destroyed_ones_are_taken_back(client: Client) -
     assert channel.get_event().uid == 1
     assert first.destroy() == 2
     assert not channel.is_readable()
+
+
+def test_an_event_that_is_being_freed_has_been_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_byte_at_least(fd: int, request: int, room: bytes) -> bytes:
+        queued = int.from_bytes(ioctl(fd, request, room), sys.byteorder)
+        return max(1, queued).to_bytes(4, sys.byteorder)
+
+    ioctl = fcntl.ioctl
+    monkeypatch.setattr(fcntl, "ioctl", one_byte_at_least)
+    channel = Channel(client)
+    for uid in (1, 2, 3):
+        number = Id(channel, uid).number
+        channel.command(Command.WRITE_CM_EVENT, abi.write_cm_event(number, CmEventType.USER, 0, 0))
+    assert [channel.get_event().uid for _ in range(3)] == [1, 2, 3]
 
 
 def test_migration_takes_the_events_along(client: Client) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -27,7 +28,10 @@ def needs(program: str, package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program} (Debian package {package})")
 
 
-Talk = Callable[[str, str], str]
+class Talk(Protocol):
+    """Run a server and a client; what they print. ``goes_on``: the server does not end by itself."""
+
+    def __call__(self, server: str, client: str, *, goes_on: bool = False) -> str: ...
 
 
 @contextmanager
@@ -47,8 +51,8 @@ def talk(library: Path, served: Server) -> Talk:
     environment = environment_of(str(library), served.path)
     listeners = served.provider.host.cm._listeners
 
-    def once(server: str, client: str) -> tuple[int, str]:
-        """The status and the output of the client, and if that is 0 of the server."""
+    def once(server: str, client: str, goes_on: bool) -> tuple[int, str]:
+        """The status and the output of the client, and if that is 0 of a server that ends."""
         with started(server, environment) as serving:
             eventually(lambda: listeners or is_listening(TCP_PORT) or serving.poll() is not None)
             with started(client, environment) as asking:
@@ -56,19 +60,19 @@ def talk(library: Path, served: Server) -> Talk:
                     printed, _ = asking.communicate(timeout=30)
                 except subprocess.TimeoutExpired:
                     return 1, "the client does not end"
-            if asking.returncode:
-                return asking.returncode, printed
+            if asking.returncode or goes_on:
+                return asking.returncode or serving.poll() or 0, printed
             try:
                 heard, _ = serving.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 pytest.fail(f"the server does not end; the client has printed {printed[-2000:]}")
         return serving.returncode, heard + printed
 
-    def run(server: str, client: str) -> str:
+    def run(server: str, client: str, *, goes_on: bool = False) -> str:
         before = datagrams()
         # With -R, perftest's server listens twice, and its client may come before the second time: it is rejected.
         for left in range(9 if "-R" in client.split() else 0, -1, -1):
-            status, printed = once(server, client)
+            status, printed = once(server, client, goes_on)
             if status == 0 or not left:
                 break
             eventually(lambda: not listeners)
@@ -99,6 +103,14 @@ def test_ucmatose(talk: Talk, address: str, arguments: str) -> None:
 def test_udaddy(talk: Talk, address: str) -> None:
     printed = talk(f"udaddy -b {address} -c 3", f"udaddy -s {address} -c 3")
     assert printed.count("return status 0") == 2
+
+
+@needs("cmtime", "rdmacm-utils")
+@ADDRESSES
+def test_cmtime(talk: Talk, address: str) -> None:
+    printed = talk(f"cmtime -b {address}", f"cmtime -s {address} -c 300", goes_on=True)
+    assert "error" not in printed
+    assert "destroy      :" in printed
 
 
 @needs("rdma_server", "rdmacm-utils")
@@ -135,6 +147,15 @@ def test_devinfo(library: Path) -> None:
     printed = running(library, "ibv_devinfo", "-v", "-d", "soft_lo")
     assert "PORT_ACTIVE (4)" in printed
     assert "::ffff:127.0.0.1, RoCE v2" in printed
+
+
+@needs("fio", "fio")
+@pytest.mark.parametrize("verb", ["write", "read", "send"])
+def test_fio(talk: Talk, verb: str) -> None:
+    # Its connections do not retry when a receive is missing, so the server has one for each message.
+    command = "fio --name=rdma --thread --ioengine=rdma --port=18600 --bs=64k --size=4m"
+    printed = talk(f"{command} --iodepth=64 --rw=read", f"{command} --hostname=127.0.0.1 --rw=write --verb={verb}")
+    assert printed.count("err= 0") == 2
 
 
 @needs("ib_send_lat", "perftest")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,12 @@ from rdmacm.run.tree import tree_of
 #: Prefixes of a command. Root with so few capabilities has what any user has; it needs one to have its own user id.
 PLAIN: tuple[str, ...] = ()
 UNPRIVILEGED = ("setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all")
-#: Mount namespaces are refused, as in many containers.
+#: Mount namespaces are refused, as in many containers; and user namespaces to one who needs them.
 REFUSED = ("unshare", "-Ur", "sh", "-c", 'echo 0 >/proc/sys/user/max_mnt_namespaces && exec "$@"', "sh")
+REFUSED_TO_USERS = (
+    *("unshare", "-Ur", "sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "sh"),
+    *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
+)
 
 
 def works(*command: str) -> bool:
@@ -87,6 +93,22 @@ def test_files_say_what_the_device_is(served: Server) -> None:
     assert tree.nodes == ["/dev/infiniband/rdma_cm", f"/dev/infiniband/uverbs{device.index}"]
 
 
+def test_a_port_without_an_address_has_a_first_row_of_zeros(served: Server) -> None:
+    """libibumad, and so ibstat, fails for all devices where one has none."""
+    (device,) = (each for each in served.devices() if each.name == "soft_lo")
+    bare = replace(device, ports=(replace(device.ports[0], gids=()),))
+    rows = {path: text for path, text in tree_of([bare], "host").files.items() if "/gid" in path}
+    assert rows == {"/sys/class/infiniband/soft_lo/ports/1/gids/0": ":".join(8 * ["0000"]) + "\n"}
+
+
+def test_counters_are_not_made_up(served: Server) -> None:
+    """Programs that list them find none."""
+    tree = tree_of(served.devices(), "host")
+    at = "/sys/class/infiniband/soft_lo/ports/1/"
+    assert {f"{at}counters", f"{at}hw_counters"} <= {*tree.directories}
+    assert not [path for path in tree.files if "counters" in path]
+
+
 # -- mounts ---------------------------------------------------------------------------------------------------
 
 LOOK = """
@@ -107,6 +129,24 @@ def test_a_program_sees_the_devices_as_the_same_user_in_the_same_network(prefix:
     places = "/sys/class/infiniband/soft_lo/device\n/sys/class"
     network = os.readlink("/proc/self/ns/net")
     assert printed(prefix, sys.executable, "-c", LOOK) == f"{nodes}4: ACTIVE\n{places}\n{who} {network}\n"
+
+
+@needs_mounts
+@pytest.mark.parametrize("program", ["ibstat", "ibstatus"])
+def test_tools_that_read_the_files_show_every_device(program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program} (Debian package infiniband-diags)")
+    shown = printed(PLAIN, program)
+    for _, name in socket.if_nameindex():
+        assert f"soft_{name}'" in shown
+    (loopback,) = (text for text in re.split("^(?=CA|Infiniband)", shown, flags=re.MULTILINE) if "soft_lo'" in text)
+    fields = dict(re.findall(r"^[ \t]*([\w ]+):[ \t]*(.*)$", loopback, re.MULTILINE))
+    if program == "ibstat":
+        assert (fields["State"], fields["Physical state"], fields["Rate"]) == ("Active", "LinkUp", "2.5")
+        assert (fields["CA type"], fields["Link layer"], fields["Base lid"]) == ("rdmacm", "Ethernet", "0")
+    else:
+        assert (fields["state"], fields["phys state"], fields["link_layer"]) == ("4: ACTIVE", "5: LinkUp", "Ethernet")
+        assert fields["default gid"].endswith("ffff:7f00:0001")
 
 
 @needs_mounts
@@ -152,6 +192,7 @@ def test_nothing_is_left_on_the_host(prefix: tuple[str, ...], tmp_path: Path, mo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = {*os.listdir(tmp_path)}
     printed(prefix, "true")
+    assert run(prefix, "sh", "-c", "kill -9 $$").returncode == 137
     mounts = Path("/proc/self/mounts").read_text()
     assert "infiniband" not in mounts
     assert str(tmp_path) not in mounts
@@ -167,8 +208,11 @@ def test_what_is_no_device_of_rdma_says_so() -> None:
 
 
 @needs_mounts
-def test_where_namespaces_are_refused_the_program_runs_without_and_it_is_told() -> None:
-    done = run(REFUSED, "sh", "-c", "test -S $RDMACM_RUN_SOCKET; ls /dev/infiniband/uverbs1 2>/dev/null; exit 5")
+@pytest.mark.parametrize("prefix", [REFUSED, REFUSED_TO_USERS], ids=["mounts", "users"])
+def test_where_namespaces_are_refused_the_program_runs_without_and_it_is_told(prefix: tuple[str, ...]) -> None:
+    if not works(*prefix, "true"):
+        pytest.skip("needs setpriv of util-linux")
+    done = run(prefix, "sh", "-c", "test -S $RDMACM_RUN_SOCKET; ls /dev/infiniband/uverbs1 2>/dev/null; exit 5")
     assert done.returncode == 5
     assert done.stdout == ""
     assert "/dev/infiniband and /sys/class/infiniband do not show the devices" in done.stderr

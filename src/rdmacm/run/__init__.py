@@ -8,5 +8,6 @@ server here: devices, sockets, addresses, connections.
 - :mod:`rdmacm.run.sessions` has what a process owns: event channels and ids, asynchronous events, sockets.
 - :mod:`rdmacm.run.requests` and :mod:`rdmacm.run.commands` execute requests, the latter those of the kernel's rdma_cm.
 - :mod:`rdmacm.run.tapping` captures packets, and :mod:`rdmacm.run.explanations` explains resolutions.
-- :mod:`rdmacm.run.command` is the command, :mod:`rdmacm.run.options` its options.
+- :mod:`rdmacm.run.command` is the command, :mod:`rdmacm.run.options` its options; :mod:`rdmacm.run.rdma` is one for
+  programs.
 """

@@ -106,7 +106,7 @@ class Channel:
     def pump(self) -> None:
         """Send the next event if the program has read the last one. To be called when either may have changed."""
         if self._sent is not None:
-            if self._is_unread():
+            if self._is_unread(self._sent):
                 return
             self._count(self._sent)
         sent = self._waiting.popleft() if self._waiting else self._next()
@@ -114,9 +114,11 @@ class Channel:
             self._own.send(sent.packet)
             self._sent = sent
 
-    def _is_unread(self) -> bool:
+    def _is_unread(self, sent: _Sent) -> bool:
         queued = fcntl.ioctl(self._own.fileno(), termios.TIOCOUTQ, bytes(4))
-        return int.from_bytes(queued, sys.byteorder) > 0
+        # An unread packet counts for more than its bytes. While Linux frees one, this end is reported as writable with
+        # a byte still counted, and not again when that has gone.
+        return int.from_bytes(queued, sys.byteorder) >= len(sent.packet)
 
     def _count(self, sent: _Sent) -> None:
         self._sent = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from rdmacm.errors import cm_error
+from rdmacm.provider.choice import ENVIRONMENT as PROVIDER_VARIABLE
 from rdmacm.run.launching import Launcher, NoNamespaceError
 from rdmacm.run.options import Options
 from rdmacm.run.programs import CannotRun, find_program
@@ -28,6 +31,15 @@ LIBRARY_VARIABLE = "RDMACM_RUN_LIBRARY"
 SOCKET_VARIABLE = "RDMACM_RUN_SOCKET"
 #: The names that programs ask the dynamic linker for.
 _NAMES = ("libibverbs.so.1", "librdmacm.so.1")
+#: How the directory of a server begins, in ``$TMPDIR``, and its socket there.
+_PREFIX, _SOCKET = "rdmacm-run-", "socket"
+#: ``rdma`` for programs (:mod:`rdmacm.run.rdma`), by the Python and the package of the server.
+_RDMA = """
+import sys
+sys.path.insert(0, {place!r})
+from rdmacm.run.rdma import main
+sys.exit(main({socket!r}, sys.argv[1:]))
+"""
 #: Signals that end or notify a process: the program gets those that are sent to this one.
 _PASSED_ON = frozenset(
     {
@@ -56,10 +68,14 @@ def _library_path() -> str:
 
 def environment_of(directory: str, socket_path: str) -> dict[str, str]:
     """The variables that put the libraries of a directory in front of a program."""
-    found = {SOCKET_VARIABLE: socket_path, "NCCL_IBVERBS_LIB": os.path.join(directory, _NAMES[0])}
     before = os.environ.get("LD_LIBRARY_PATH")
-    found["LD_LIBRARY_PATH"] = f"{directory}:{before}" if before else directory
-    return found
+    return {
+        SOCKET_VARIABLE: socket_path,
+        "NCCL_IBVERBS_LIB": os.path.join(directory, _NAMES[0]),
+        # This package would find the devices twice, through the library as those of a kernel.
+        PROVIDER_VARIABLE: os.environ.get(PROVIDER_VARIABLE) or "soft",
+        "LD_LIBRARY_PATH": f"{directory}:{before}" if before else directory,
+    }
 
 
 def run_program(argv: Sequence[str], options: Options = NO_OPTIONS) -> int:
@@ -70,21 +86,23 @@ def run_program(argv: Sequence[str], options: Options = NO_OPTIONS) -> int:
 
     CannotRun: it is not there, cannot be executed, or would take no library.
     """
-    library = _library_path()
-    path = find_program(argv[0], library)
-    # Before any thread is made. One takes these signals, as only sigwaitinfo(2) tells who has sent them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    launcher = Launcher(path, argv, before, _ignored_by_python())
-    with launcher, _served(library, options) as (server, variables):
-        environment = {**os.environ, **variables}
-        try:
-            pid = _launch(launcher, environment, server)
-            if pid is None:
-                pid = os.posix_spawn(path, list(argv), environment, setsigmask=before, setsigdef=_ignored_by_python())
-        except OSError as error:
-            text = error.strerror or "cannot be executed"
-            raise CannotRun(cm_error(error.errno or errno.EIO, text, "run", path)) from error
-        return _Child(server, pid).serve()
+    with _directory(_library_path()) as directory:
+        search = f"{directory}:{os.environ.get('PATH', os.defpath)}"
+        path = find_program(argv[0], os.path.join(directory, _NAMES[0]), search)
+        # Before any thread is made. One takes these signals, as only sigwaitinfo(2) tells who has sent them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        launcher = Launcher(path, argv, before, _ignored_by_python())
+        with launcher, _served(directory, options) as server:
+            environment = {**os.environ, **environment_of(directory, server.path), "PATH": search}
+            try:
+                pid = _launch(launcher, environment, server)
+                if pid is None:
+                    defaults = _ignored_by_python()
+                    pid = os.posix_spawn(path, list(argv), environment, setsigmask=before, setsigdef=defaults)
+            except OSError as error:
+                text = error.strerror or "cannot be executed"
+                raise CannotRun(cm_error(error.errno or errno.EIO, text, "run", path)) from error
+            return _Child(server, pid).serve()
 
 
 def _launch(launcher: Launcher, environment: Mapping[str, str], server: Server) -> int | None:
@@ -102,33 +120,71 @@ def _launch(launcher: Launcher, environment: Mapping[str, str], server: Server) 
 
 def serve(options: Options = NO_OPTIONS) -> int:
     """Serve programs that are started by other means, until a signal comes."""
-    library = _library_path()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    with _served(library, options) as (server, variables):
-        for name, value in variables.items():
-            print(f"{name}={shlex.quote(value)}", flush=True)
-        stopped: list[int] = []
+    with _directory(_library_path()) as directory:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        with _served(directory, options) as server:
+            for name, value in environment_of(directory, server.path).items():
+                print(f"{name}={shlex.quote(value)}", flush=True)
+            stopped: list[int] = []
 
-        def wait() -> None:
-            stopped.append(signal.sigwait({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}))
-            server.wake()
+            def wait() -> None:
+                stopped.append(signal.sigwait({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}))
+                server.wake()
 
-        threading.Thread(target=wait, name="rdmacm-signals", daemon=True).start()
-        server.serve(lambda: bool(stopped))
+            threading.Thread(target=wait, name="rdmacm-signals", daemon=True).start()
+            server.serve(lambda: bool(stopped))
     return 0
 
 
 @contextmanager
-def _served(library: str, options: Options) -> Iterator[tuple[Server, dict[str, str]]]:
-    """A server, and the variables that a program needs to find it and the library."""
-    with tempfile.TemporaryDirectory(prefix="rdmacm-run-") as directory:  # of mode 0700
+def _served(directory: str, options: Options) -> Iterator[Server]:
+    server = Server(os.path.join(directory, _SOCKET), options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def _directory(library: str) -> Iterator[str]:
+    """A directory for a server, with what programs take from it."""
+    _remove_abandoned(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory, ExitStack() as kept:  # of mode 0700
+        with suppress(OSError):  # a file system without locks: nobody removes it
+            kept.enter_context(_locked(directory))
         for name in _NAMES:
             os.symlink(library, os.path.join(directory, name))
-        server = Server(os.path.join(directory, "socket"), options)
-        try:
-            yield server, environment_of(directory, server.path)
-        finally:
-            server.close()
+        _write_rdma(directory)
+        yield directory
+
+
+def _write_rdma(directory: str) -> None:
+    path, place = os.path.join(directory, "rdma"), os.path.abspath(__file__).removesuffix("/rdmacm/run/command.py")
+    code = _RDMA.format(place=place, socket=os.path.join(directory, _SOCKET))
+    with open(path, "w") as file:
+        file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -c {shlex.quote(code)} "$@"\n')
+    os.chmod(path, 0o700)
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Lock a directory, as long as this process lives. BlockingIOError if another one has it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_abandoned(place: str) -> None:
+    """Remove the directories of this user's servers that were killed: they have a socket, and no lock."""
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and os.path.exists(os.path.join(entry.path, _SOCKET)):
+                with suppress(OSError), _locked(entry.path):
+                    if os.stat(entry.path).st_uid == os.geteuid():
+                        shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class _Child:

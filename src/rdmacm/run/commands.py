@@ -46,10 +46,10 @@ _COUNT = user_cm.CREATE_ID_RESP
 
 def execute(session: Session, command: int, channel: int, body: bytes) -> bytes:
     """Execute a command on an event channel. OSError with the errno; EINVAL for an unknown command."""
-    if not 0 <= command <= max(Command):
-        raise cm_error(errno.EINVAL, f"no command {command}", "rdma_cm")
     found = _COMMANDS.get(command)
     if found is None:
+        if not 0 <= command <= max(Command):
+            raise cm_error(errno.EINVAL, f"no command {command}", "rdma_cm")
         raise cm_error(errno.ENOSYS, f"command {command} is not implemented", "rdma_cm")
     return found(session, session.channel(channel), body)
 

@@ -16,6 +16,9 @@ from rdmacm.soft.wire.parking import rights
 #: Descriptors of a request at most; what is beyond that the kernel does not deliver.
 _MOST_DESCRIPTORS = 4
 _INT = array.array("i").itemsize
+_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT)
+#: As numbers: to combine members of an enumeration takes longer than a system call.
+_CLOEXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class Gone(Exception):
@@ -51,9 +54,8 @@ class Connection:
 
     def receive(self) -> Packet | None:
         """The next request; None if there is none. Gone if there will be no other one."""
-        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT)
         try:
-            data, control, flags, _ = self._sock.recvmsg(protocol.MOST, room, socket.MSG_CMSG_CLOEXEC)
+            data, control, flags, _ = self._sock.recvmsg(protocol.MOST, _ROOM, _CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -62,7 +64,7 @@ class Connection:
         for level, kind, value in control:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(value[: len(value) - len(value) % _INT])
-        if len(data) < protocol.REQUEST.size or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if len(data) < protocol.REQUEST.size or flags & _CUT:
             Packet(0, 0, b"", list(fds)).close()
             raise Gone
         kind, channel = protocol.REQUEST.unpack_from(data)

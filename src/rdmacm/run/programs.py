@@ -36,18 +36,18 @@ class CannotRun(Exception):
         self.status = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE
 
 
-def find_program(name: str, library: str) -> str:
-    """The path of a program as execvp(3) finds it, which takes the library; CannotRun if there is none."""
+def find_program(name: str, library: str, search: str) -> str:
+    """The path of a program as execvp(3) finds it in directories; CannotRun if there is none that takes the library."""
     try:
-        path = _path_of(name)
+        path = _path_of(name, search)
         _check(path, library)
     except OSError as error:
         raise CannotRun(error) from error
     return path
 
 
-def _path_of(name: str) -> str:
-    path = shutil.which(name)
+def _path_of(name: str, search: str) -> str:
+    path = shutil.which(name, path=search)
     if path is not None:
         return path
     if "/" in name and os.path.exists(name):

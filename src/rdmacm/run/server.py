@@ -11,6 +11,7 @@ import os
 import resource
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 
 from rdmacm.address import ALL_BITS_64
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.provider import log
 from rdmacm.run import protocol
 from rdmacm.run.channels import Channel
@@ -42,6 +43,8 @@ _BACKLOG = 128
 _MOST_CONNECTIONS, _MOST_OF_ONE = 4096, 64
 #: Asynchronous events are looked for at such intervals at most, in seconds, and only when there was something to do.
 _LOOK_INTERVAL = 0.02
+#: Errors of opening the devices' port that a user can do something about.
+_PORT_TAKEN = frozenset({errno.EACCES, errno.EADDRINUSE, errno.EBUSY, errno.EUSERS})
 
 
 class _Program:
@@ -85,6 +88,8 @@ class Server:
         self._common = Common(self.provider, options, self._contexts, self._tapping)
         #: How many programs there were.
         self._count = 0
+        #: Whether it was told that the port is taken.
+        self._has_told = False
         self._lookups = Lookups(self.provider, self._call_soon)
         self._poller = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -311,12 +316,21 @@ class Server:
         if isinstance(error, OSError):
             if log.enabled:
                 log.ID.debug("request 0x%x: %s", packet.type, error)
+            self._tell(error)
             return error.errno or errno.EIO
         if isinstance(error, Gone):
             raise error
         # A request that no check has caught: the program gets an error, and the others notice nothing.
         self.provider.runtime.errors.report("request", f"request 0x{packet.type:x} has failed", error)
         return errno.EINVAL
+
+    def _tell(self, error: OSError) -> None:
+        """Say once on standard error who has the port: programs say no more than that they cannot create a queue."""
+        is_of_the_port = isinstance(error, RdmaError) and error.step == "open_device" and error.errno in _PORT_TAKEN
+        if is_of_the_port and not self._has_told:
+            self._has_told = True
+            with suppress(OSError):
+                print(f"rdmacm run: {error}", file=sys.stderr, flush=True)
 
     # -- the end of programs --------------------------------------------------------------------------
 

@@ -125,16 +125,23 @@ def _add_port(tree: Tree, path: str, port: Port) -> None:
     )
     tree.add(f"{path}/pkeys", {"0": f"0x{DEFAULT_PKEY:04x}"})
     tree.directories += [f"{path}/{name}" for name in ("counters", "hw_counters", "gids")]
+    # The kernel shows a row that has no GID as zeros, and libibumad takes no port without the first row.
+    tree.add(f"{path}/gids", {"0": _gid_text(bytes(16))})
     for row in port.gids:
         _add_gid(tree, path, row)
 
 
 def _add_gid(tree: Tree, path: str, row: GidEntry) -> None:
-    digits, number = bytes(row.gid).hex(), str(row.gid_index)
-    tree.add(f"{path}/gids", {number: ":".join(digits[at : at + 4] for at in range(0, 32, 4))})
+    number = str(row.gid_index)
+    tree.add(f"{path}/gids", {number: _gid_text(row.gid)})
     tree.add(f"{path}/gid_attrs/types", {number: "RoCE v2"})
     if row.ndev_name:
         tree.add(f"{path}/gid_attrs/ndevs", {number: row.ndev_name})
+
+
+def _gid_text(gid: bytes) -> str:
+    digits = bytes(gid).hex()
+    return ":".join(digits[at : at + 4] for at in range(0, 32, 4))
 
 
 def _rate(port: Port) -> str:

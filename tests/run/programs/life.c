@@ -1,6 +1,7 @@
 /* What programs do besides exchanging messages: life fork|cancel|watch|load|poll. Each prints "done". */
 #define _GNU_SOURCE
-#include <infiniband/verbs.h>
+#include "pair.h"
+
 #include <rdma/rdma_cma.h>
 
 #include <dlfcn.h>
@@ -14,62 +15,6 @@
 #include <sys/epoll.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s fails, errno %d\n", __FILE__, __LINE__, #condition, errno);                     \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-
-enum { SIZE = 4096 };
-
-static struct ibv_context *open_first(void) {
-    struct ibv_device **list = ibv_get_device_list(NULL);
-    CHECK(list && list[0]);
-    struct ibv_context *context = ibv_open_device(list[0]);
-    CHECK(context);
-    ibv_free_device_list(list);
-    return context;
-}
-
-struct pair {
-    struct ibv_pd *pd;
-    struct ibv_comp_channel *channel;
-    struct ibv_cq *cq;
-    struct ibv_qp *qps[2];
-    struct ibv_mr *mr;
-    uint8_t *memory;
-};
-
-static void connect_one(struct ibv_qp *qp, uint32_t peer, union ibv_gid gid) {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 0xF};
-    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS));
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
-                                .max_dest_rd_atomic = 1, .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = gid}}};
-    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 16, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
-    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                        IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC));
-}
-
-static struct pair make_pair(struct ibv_context *context) {
-    struct pair pair = {.memory = calloc(1, SIZE)};
-    union ibv_gid gid;
-    CHECK(!ibv_query_gid(context, 1, 0, &gid));
-    CHECK(pair.pd = ibv_alloc_pd(context));
-    CHECK(pair.channel = ibv_create_comp_channel(context));
-    CHECK(pair.cq = ibv_create_cq(context, 16, NULL, pair.channel, 0));
-    CHECK(pair.mr = ibv_reg_mr(pair.pd, pair.memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
-    struct ibv_qp_init_attr attr = {.send_cq = pair.cq, .recv_cq = pair.cq, .qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1, 0}};
-    for (int i = 0; i < 2; i++)
-        CHECK(pair.qps[i] = ibv_create_qp(pair.pd, &attr));
-    for (int i = 0; i < 2; i++)
-        connect_one(pair.qps[i], pair.qps[!i]->qp_num, gid);
-    return pair;
-}
 
 static void write_byte(struct pair *pair, int from, uint8_t byte) {
     struct ibv_sge part = {(uintptr_t)pair->memory, 1, pair->mr->lkey};
@@ -93,6 +38,11 @@ static void drain(struct pair *pair) {
 static void test_fork(void) {
     struct ibv_context *context = open_first();
     struct pair pair = make_pair(context);
+    struct ibv_xrcd_init_attr named = {.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .oflags = O_CREAT,
+                                       .fd = open("/", O_RDONLY)};
+    CHECK(ibv_open_xrcd(context, &named));
+    named.oflags = 0;
+    CHECK(ibv_open_xrcd(context, &named));
     for (int i = 0; i < 3; i++) {
         write_byte(&pair, 0, (uint8_t)i);
         pid_t child = fork();
@@ -102,6 +52,7 @@ static void test_fork(void) {
             write_byte(&own, 1, 9);
             drain(&own);
             CHECK(own.memory[100] == 9);
+            CHECK(!ibv_open_xrcd(own.pd->context, &named) && errno == ENOENT);
             _exit(0);
         }
         int status;

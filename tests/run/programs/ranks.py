@@ -2,7 +2,10 @@
 
 from array import array
 
-from mpi4py import MPI
+import mpi4py
+
+mpi4py.rc.threads = False  # some of Open MPI's components do not take several
+from mpi4py import MPI  # noqa: E402
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
