@@ -14,6 +14,7 @@ import pytest
 
 from rdmacm.interrupts import command as interrupt
 from support.netns import python_environment
+from support.waiting import without_waiting
 
 ROOT = Path(__file__).parents[2]
 #: Sends SIGINT to the process itself at its n-th import after the command has taken over, or at its exit. Writes the
@@ -77,7 +78,7 @@ def interrupted(argv: Sequence[str], at: str, directory: Path) -> tuple[int, str
     environment["PYTHONPATH"] = os.pathsep.join([str(directory), environment.get("PYTHONPATH", "")])
     environment |= {"INTERRUPT_AT": at, "INTERRUPT_ME": "1", "INTERRUPT_COUNT": str(count)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stderr, int(count.read_text())
+    return done.returncode, without_waiting(done.stderr), int(count.read_text())
 
 
 @pytest.mark.slow
