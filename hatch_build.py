@@ -1,5 +1,7 @@
 """Builds the compiled core (docs/core.md) and the library for C programs (docs/run.md) into a wheel.
 
+A wheel also gets what docs/make_man.py writes for share/: manual pages, and completions for shells.
+
 Both need a C compiler and nothing else; the core also needs Python.h.
 
 RDMACM_BUILD_CORE decides: ``auto`` (the default) makes a wheel without them where they cannot be built, and says so;
@@ -92,18 +94,32 @@ def build(target: Path = TARGET, *more: str, is_library: bool = False) -> None:
     sys.stderr.write(done.stderr)
 
 
+def make_share(directory: str) -> None:
+    """Write the manual pages and the completions of shells, as docs/make_man.py does.
+
+    In a process of its own: this one must not import the package, whose core is about to be built.
+    """
+    subprocess.run([sys.executable, str(ROOT / "docs" / "make_man.py"), directory], check=True)
+
+
 class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
     """The hook of hatchling that pyproject.toml names."""
 
-    #: Where the core was built.
+    #: Where the core was built, and what share/ has.
     _directory: tempfile.TemporaryDirectory[str] | None = None
+    _share: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the core before the files of the wheel are collected."""
         wanted = os.environ.get("RDMACM_BUILD_CORE", "auto")
         if wanted not in ("auto", "require", "refuse"):
             raise ValueError(f"RDMACM_BUILD_CORE is {wanted!r}, not auto, require or refuse")
-        if self.target_name != "wheel" or version == "editable" or wanted == "refuse":
+        if self.target_name != "wheel" or version == "editable":
+            return
+        self._share = tempfile.TemporaryDirectory(prefix="rdmacm-share-")
+        make_share(self._share.name)
+        build_data["shared_data"][self._share.name] = "share"
+        if wanted == "refuse":
             return
         self._directory = tempfile.TemporaryDirectory(prefix="rdmacm-core-")
         target, library = (Path(self._directory.name) / each.name for each in (TARGET, LIBRARY))
@@ -113,6 +129,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-
         except NotBuiltError as error:
             self._directory.cleanup()
             if wanted == "require":
+                self.finalize("", {}, "")
                 raise
             self.app.display_warning(f"without the compiled core: {error}")
             return
@@ -124,8 +141,9 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-
 
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove what was built, which is in the wheel now."""
-        if self._directory is not None:
-            self._directory.cleanup()
+        for directory in (self._directory, self._share):
+            if directory is not None:
+                directory.cleanup()
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ def install_and_run(wheel: Path, place: Path, cores: Sequence[str]) -> None:
     bin_directory = place / "venv" / ("Scripts" if os.name == "nt" else "bin")
     python = bin_directory / Path(sys.executable).name
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
+    for path in ("man/man1/rdmacm-perf.1", "man/man3/rdmacm.CmId.3", "bash-completion/completions/rdmacm"):
+        require((python.parents[1] / "share" / path).exists(), f"the wheel does not install share/{path}")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RDMACM"))}
     where = run(python, "-c", "import rdmacm; print(rdmacm.__file__)", cwd=place, env=environ)
     require(Path(where.strip()).is_relative_to(place), "the package is not that of the wheel")

@@ -14,9 +14,10 @@ from functools import partial
 import pytest
 
 import rdmacm
-from rdmacm import cma
+from rdmacm import cma, verbs
 from rdmacm.cma import refused as cma_refused
 from rdmacm.cma import structures
+from rdmacm.testing import Fabric
 
 
 def refused(call: Callable[[], object], code: int = errno.EINVAL) -> rdmacm.RdmaError:
@@ -56,6 +57,62 @@ def test_structures_of_the_program_are_zero_at_first() -> None:
     assert (cma.ibv_qp_attr().port_num, cma.ibv_qp_attr().path_mtu, cma.ibv_ah_attr().port_num) == (0, 0, 0)
     assert (cma.ibv_ah_attr().grh.hop_limit, cma.ibv_srq_init_attr().attr.max_wr) == (0, 0)
     assert cma.ibv_qp_init_attr().cap == cma.ibv_qp_cap()
+
+
+@pytest.mark.parametrize("kind", [cma.ibv_send_wr, cma.ibv_recv_wr])
+def test_elements_and_their_number_are_set_as_in_c(kind: type[cma.ibv_send_wr | cma.ibv_recv_wr]) -> None:
+    first, second = cma.ibv_sge(1, 2, 3), cma.ibv_sge(4, 5, 6)
+    wr = kind()
+    wr.sg_list = first
+    wr.num_sge = 1
+    assert (wr.sg, wr.sg_list, wr.num_sge) == ([first], [first], 1)
+    wr.sg_list = [first, second]
+    assert (wr.sg, wr.num_sge) == ([first], 1), "the number stays, as in C"
+    wr.num_sge = 0
+    assert (list(wr.sg), wr.sg_list, wr.num_sge) == ([], [first, second], 0)
+    wr.num_sge = 2
+    assert wr.sg == [first, second]
+    wr.sg_list = second
+    assert (wr.sg, wr.num_sge) == ([second], 1)
+    wr.sg = [first, second]
+    wr.num_sge = 1
+    assert wr.sg == [first]
+    for count in (3, -1):
+        with pytest.raises(ValueError, match=f"num_sge cannot be {count}: sg_list has 2"):
+            wr.num_sge = count
+    for wrong in (7, b"text", None):
+        with pytest.raises(TypeError, match="sg_list takes an ibv_sge or a list of them"):
+            wr.sg_list = wrong  # type: ignore[assignment]
+    begun = kind()
+    begun.num_sge = 1  # before the list
+    assert begun.num_sge == 1
+    begun.sg_list = first
+    assert begun.sg == [first]
+
+
+def test_number_without_elements_is_not_posted() -> None:
+    host = Fabric().host("a", "10.0.0.1/24")
+    with rdmacm.CmId(provider=host.provider) as cmid:
+        cmid.bind_addr(("10.0.0.1", 0))
+        qp = cmid.create_qp(verbs.QPInitAttr(sq_sig_all=1))
+        wr = cma.ibv_recv_wr(wr_id=4)
+        wr.num_sge = 1
+        with pytest.raises(rdmacm.RdmaError, match="wr_id 4: a buffer that is not registered") as caught:
+            cma.ibv_post_recv(cmid.qp, wr)
+        assert caught.value.errno == errno.EINVAL
+        with pytest.raises(rdmacm.RdmaError, match=r"sg is SGE\(.*\), not a list of elements"):
+            qp.post_recv(verbs.RecvWR(1, verbs.SGE(1, 2, 3)))  # type: ignore[arg-type]
+        cmid.destroy_qp()
+
+
+def test_what_an_unbound_id_lacks_is_refused() -> None:
+    for call, what in (
+        (lambda id: cma.ibv_alloc_pd(id.verbs), "device"),
+        (lambda id: cma.ibv_create_cq(id.verbs, 1), "device"),
+        (lambda id: cma.ibv_post_send(id.qp, cma.ibv_send_wr()), "queue pair"),
+    ):
+        with rdmacm.CmId(provider="soft") as cmid, pytest.raises(rdmacm.RdmaError, match=f"there is no {what}"):
+            call(cmid)
 
 
 def test_both_names_are_of_one_field() -> None:

@@ -502,6 +502,7 @@ static void acknowledge_up_to(struct rdmacm_rc *rc, uint32_t psn, double now) {
         bool is_later = (psn - send->last_psn) & RDMACM_PSN_HALF; /* whether it ends after psn */
         uint8_t flags = rdmacm_request_types[send->opcode].flags;
         if (!(flags & RDMACM_IS_ACKNOWLEDGED)) {
+            rc->stray_answers++; /* the peer is there, though its response does not arrive */
             /* The ACK is for a later request, so the response to this one was lost. Every ACK shows that until the request
              * is sent again; then next_psn is after its first PSN. */
             if (!is_later && psn != send->last_psn && rdmacm_psn_is_after(rc->next_psn, send->first_psn))

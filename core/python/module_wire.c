@@ -449,6 +449,14 @@ static const char *const stray_names[RDMACM_STRAYS] = {
     [RDMACM_WRONG_STATE] = "state",     [RDMACM_NO_MEMBER] = "group",
 };
 
+static PyObject *wire_take_traffic(Wire *self, PyObject *Py_UNUSED(ignored)) {
+    struct rdmacm_traffic traffic = {0};
+    if (self->wire)
+        CORE_DO(traffic = self->wire->traffic; self->wire->traffic = (struct rdmacm_traffic){0});
+    return Py_BuildValue("KKKK", traffic.sent_packets, traffic.sent_bytes, traffic.received_packets,
+                         traffic.received_bytes);
+}
+
 static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_wire *wire = self->wire;
     unsigned long counts[RDMACM_STRAYS] = {0};
@@ -679,6 +687,8 @@ static PyMethodDef wire_methods[] = {
      "forget(qp_num): there is no such queue pair any more. Returns what take_strays() returns."},
     {"take_strays", (PyCFunction)wire_take_strays, METH_NOARGS,
      "Packets dropped: (of the wire, reason, count) and (qp_num, reason, count); None: there were none."},
+    {"take_traffic", (PyCFunction)wire_take_traffic, METH_NOARGS,
+     "Packets and bytes sent, packets and bytes received, since the last call."},
     {"take_events", (PyCFunction)wire_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},
     {"take_added", (PyCFunction)wire_take_added, METH_NOARGS, "(owner, solicited, overrun) of queues."},
     {NULL, NULL, 0, NULL},

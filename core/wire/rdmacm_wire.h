@@ -306,6 +306,10 @@ struct rdmacm_wire {
     /* The same of packets that nobody needs to know of: these do not make the owner look. */
     unsigned long strays[RDMACM_STRAYS];
     struct rdmacm_known *refusing; /* queue pairs that have refused some */
+    /* What has passed the sockets, packets of trains one by one; no reason to look, either. */
+    struct rdmacm_traffic {
+        unsigned long long sent_packets, sent_bytes, received_packets, received_bytes;
+    } traffic;
 
     uint8_t buffer[RDMACM_LONGEST_DATAGRAM];
     struct rdmacm_out out;

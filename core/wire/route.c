@@ -93,6 +93,11 @@ size_t rdmacm_wire_copy_packet(const struct rdmacm_out *out, const struct rdmacm
     return size;
 }
 
+static void count_sent(struct rdmacm_wire *wire, size_t packets, size_t bytes) {
+    wire->traffic.sent_packets += packets;
+    wire->traffic.sent_bytes += bytes;
+}
+
 /* Send the packets of a train one by one. */
 static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *route,
                         const struct rdmacm_datagram *datagram, struct msghdr *message) {
@@ -112,6 +117,8 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
         if (code) {
             rdmacm_wire_count_lost(wire, code);
             is_sent = false;
+        } else {
+            count_sent(wire, 1, piece.iov_len);
         }
     }
     return is_sent;
@@ -137,8 +144,11 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
         message.msg_controllen += CMSG_SPACE(sizeof(uint16_t));
     }
     int code = send_message(fd, &message);
-    if (!code)
+    if (!code) {
+        count_sent(wire, datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1,
+                   datagram->bytes);
         return;
+    }
     if (datagram->segment && RDMACM_IS_NO_TRAIN(code)) {
         /* A train that was too long, or packets too long for the path, mean nothing for the next train. */
         bool is_too_long = datagram->bytes > RDMACM_LONGEST_TRAIN ||

@@ -582,6 +582,8 @@ static int receive_one(struct rdmacm_wire *wire, int fd, struct rdmacm_received 
     read_control(&message, from);
     if (from->segment >= from->size)
         from->segment = 0;
+    wire->traffic.received_packets += from->segment ? (from->size + from->segment - 1) / from->segment : 1;
+    wire->traffic.received_bytes += from->size;
     return 1;
 }
 

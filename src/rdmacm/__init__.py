@@ -58,7 +58,8 @@ Errors: each is an RdmaError, and also the built-in OSError subclass that fits
 
 Captures and counters
     capture, Capture         the packets of the software devices, as a file for Wireshark
-    query_counters, Counters  drops, errors and connection messages of this process
+    query_counters, Counters  drops, errors, connection messages and packets of this process
+    process_counters, ProcessCounters       those of all processes of this user; one of them
 
 Public modules
     rdmacm.aio               connections and listeners for asyncio
@@ -157,6 +158,8 @@ if TYPE_CHECKING:
     from rdmacm.endpoint import connect as connect
     from rdmacm.endpoint import listen as listen
     from rdmacm.proto.sa.subnet import ServiceRecord as ServiceRecord
+    from rdmacm.provider.statistics import ProcessCounters as ProcessCounters
+    from rdmacm.provider.statistics import process_counters as process_counters
 
 __version__ = "0.1.0"
 
@@ -166,6 +169,7 @@ _LAZY = {
     "Connection": "endpoint",
     "Listener": "endpoint",
     "Message": "endpoint",
+    "ProcessCounters": "provider.statistics",
     "Region": "endpoint",
     "RemoteRegion": "endpoint",
     "Request": "endpoint",
@@ -173,6 +177,7 @@ _LAZY = {
     "capture": "diagnosis.captures",
     "connect": "endpoint",
     "listen": "endpoint",
+    "process_counters": "provider.statistics",
 }
 
 #: Modules that are attributes of the package without an import; asyncio takes longest to import.

@@ -235,6 +235,14 @@ def is_multicast(packed: bytes) -> bool:
     return packed[0] & 0xF0 == 0xE0 if len(packed) == 4 else packed[0] == 0xFF
 
 
+def interface_text(index: int) -> str:
+    """The name of an interface, as people write it in a scope; its number where there is none."""
+    try:
+        return socket.if_indextoname(index)
+    except (OSError, OverflowError):
+        return str(index)
+
+
 def scope_index(text: str) -> int:
     """The interface index of the scope of a link-local address: a name or a number. ValueError for an unknown name."""
     try:
@@ -309,7 +317,10 @@ def lookup_address(address: SockAddr) -> Address:
 
 
 def format_address(address: SockAddr | InetAddr | None) -> str:
-    """``10.0.0.1:7471``, ``[fe80::1%2]:7471``, ``[gid]:0xsid``, or ``-`` for None. An invalid tuple raises no error."""
+    """``10.0.0.1:7471``, ``[fe80::1%eth0]:7471``, ``[gid]:0xsid``, or ``-`` for None.
+
+    An interface that does not exist here is its number. An invalid tuple raises no error.
+    """
     if address is None:
         return "-"
     if isinstance(address, InetAddr):
@@ -319,7 +330,7 @@ def format_address(address: SockAddr | InetAddr | None) -> str:
     try:
         host, port = str(address[0]), address[1]
         if len(address) > 3 and address[3] and "%" not in host:
-            host = f"{host}%{address[3]}"
+            host = f"{host}%{interface_text(address[3])}"
     except (IndexError, TypeError):
         return repr(address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -42,6 +42,15 @@ class RouteUsed:
     hop_limit: int
     mtu: int
 
+    def command_with_mtu(self, mtu: int) -> str:
+        """The command that limits packets to the destination to ``mtu`` bytes.
+
+        >>> RouteUsed("10.0.0.2", "unicast", "eth0", None, "10.0.0.1", 254, 0, 0).command_with_mtu(1500)
+        'ip route replace 10.0.0.2 dev eth0 mtu 1500'
+        """
+        via = f" via {self.gateway}" if self.gateway else ""
+        return f"ip route replace {self.destination}{via} dev {self.interface} mtu {mtu}"
+
 
 @dataclass(frozen=True, slots=True)
 class NeighbourUsed:

@@ -249,6 +249,29 @@ def test_qp_transition_failure_rejects_the_connection(both: Ends) -> None:
     assert both.b.event(E.REJECTED).status == 28
 
 
+def test_lost_answers_are_told_at_the_passive_side(both: Ends) -> None:
+    """The peer gives up and says so, as a program that is ended does."""
+    both.fabric.faults = lambda packet: Verdict(0) if packet.kind == "REP" else None
+    active, request = both.request()
+    request.id.create_qp()
+    request.id.accept()
+    active.destroy()
+    found = both.b.event(E.REJECTED)
+    assert found.status == 4
+    assert found.message == "the peer has given up: the answer to its request (REP) did not reach it in time"
+    assert "UDP port 4791 in the peer's firewall" in str(found.error)
+
+
+def test_lost_confirmations_are_told_at_both_sides(both: Ends) -> None:
+    both.fabric.faults = lambda packet: Verdict(0) if packet.kind == "RTU" else None
+    active, request = both.request()
+    request.id.create_qp()
+    request.id.accept()
+    both.a.event(E.ESTABLISHED)
+    assert both.b.event(E.UNREACHABLE).message == "the peer's confirmation (RTU) has not arrived"
+    active.destroy()
+
+
 def test_data_before_the_rtu_establishes_the_connection() -> None:
     with ends() as both:
         both.fabric.faults = nth("RTU", 1, Verdict(0))

@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -40,6 +41,9 @@ class App:
 class Hook:
     """The hook, as hatchling calls it."""
 
+    #: Those of a test, which are finalized after it.
+    made: ClassVar[list[Hook]] = []
+
     def __init__(self, hatch_build: ModuleType, target: str = "wheel", version: str = "standard") -> None:
         class Called(hatch_build.CustomBuildHook):  # type: ignore[misc,name-defined]
             app, target_name = App(), target
@@ -47,13 +51,46 @@ class Hook:
             def __init__(self) -> None: ...
 
         self.hook = Called()
-        self.data: dict[str, Any] = {"force_include": {}, "pure_python": True}
+        self.made.append(self)
+        self.data: dict[str, Any] = {"force_include": {}, "shared_data": {}, "pure_python": True}
         self.hook.initialize(version, self.data)
         self.warnings = self.hook.app.warnings
+        #: What share/ has, by path; without it in an sdist and in the sources.
+        self.share = {
+            file.relative_to(place).as_posix(): file.read_text()
+            for place, name in self.data["shared_data"].items()
+            if name == "share"
+            for file in Path(place).rglob("*.*")
+            if file.is_file()
+        }
 
     @property
     def is_pure(self) -> bool:
-        return self.data == {"force_include": {}, "pure_python": True}
+        return self.data == {"force_include": {}, "shared_data": self.data["shared_data"], "pure_python": True}
+
+
+@pytest.fixture(autouse=True)
+def share(request: pytest.FixtureRequest, hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What takes long to make is made by a test of it only."""
+    if "real_share" not in request.fixturenames:
+        monkeypatch.setattr(hatch_build, "make_share", lambda _: None)
+    yield
+    while Hook.made:
+        Hook.made.pop().hook.finalize("", {}, "")
+
+
+@pytest.fixture
+def real_share() -> None: ...
+
+
+@pytest.mark.usefixtures("real_share")
+def test_wheel_has_manual_pages_and_completions(hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDMACM_BUILD_CORE", "refuse")
+    built = Hook(hatch_build)
+    assert built.share["man/man1/rdmacm-perf.1"].startswith('.TH "RDMACM\\-PERF" 1 ')
+    assert {"man/man3/rdmacm.CmId.3", "fish/vendor_completions.d/rdmacm.fish"} <= built.share.keys()
+    built.hook.finalize("", {}, "")
+    assert not any(map(os.path.exists, built.data["shared_data"]))
 
 
 @pytest.mark.parametrize("wanted", ["auto", "require"])

@@ -17,6 +17,7 @@ from rdmacm.proto.cm.messages import REQ, Path, pack_message
 from rdmacm.proto.constants import QPN_BITS
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import LOSE, Fabric, FabricPacket, Outcome, Verdict, nth
+from rdmacm.verbs.enums import AccessFlag
 from support.cm import communication_ids
 from support.endpoints import Ends, Part, play, receive, send
 from support.rows import for_each
@@ -89,6 +90,40 @@ def test_error_names_the_failed_step() -> None:
         "not tried 10.0.0.99:1",
     ]
     ends.close()
+
+
+# -- long packets ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["send", "read"])
+def test_link_that_loses_long_packets_is_recognised(operation: str) -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    play(fabric, send(active, bytes(300)), receive(passive))
+    fabric.faults = lambda packet: LOSE if len(packet.data) > 500 else None
+    region = passive.register(bytearray(1000), AccessFlag.REMOTE_READ)
+    if operation == "send":
+        long, arrived = send(active, bytes(1000)), 344
+    else:
+        long, arrived = Part(active.dispatcher, active.read(region.remote, None)), 60
+    with pytest.raises(TimeoutError) as caught:
+        play(fabric, long)
+    text = f"packets of up to {arrived} bytes arrive, and one of 1044 does not: a link on the way has a smaller MTU"
+    assert text in str(caught.value)
+    ends.close(active, passive)
+
+
+def test_silence_after_short_packets_is_no_such_link() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    play(fabric, send(active, bytes(300)), receive(passive))
+    fabric.faults = lambda packet: LOSE
+    with pytest.raises(TimeoutError, match="the peer does not answer"):
+        play(fabric, send(active, bytes(1000)))
+    fabric.faults = None
+    ends.close(active, passive)
 
 
 # -- half-open connections ----------------------------------------------------------------------------------

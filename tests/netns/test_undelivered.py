@@ -91,7 +91,7 @@ class TestClosedPort:
         assert str(error) == (
             f"connect {where}: the REQ to UDP port 4791 was not delivered: {host} reports that the port is closed "
             "[ECONNREFUSED]; try: starting the peer (no process there has opened an RDMA device), or accepting UDP "
-            "port 4791 in its firewall"
+            "port 4791 in its firewall (rdmacm doctor C1)"
         )
 
     def test_asyncio(self, net: TwoHosts) -> None:

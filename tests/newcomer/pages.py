@@ -31,8 +31,12 @@ VARYING = re.compile(
     re.VERBOSE,
 )
 #: Such parts in the rows of `rdmacm perf`: counts and rates, but not sizes and depths.
-VARYING_IN_PERF = re.compile(r"(?P<count> (?<!\S) \d[\d,]{2,} (?!\S) ) | " + VARYING.pattern, re.VERBOSE)
-PERF_ROW = re.compile(r"(send|write|read) .*[KM]?i?B ")
+VARYING_IN_PERF = re.compile(
+    r"(?P<count> (?<!\S) \d[\d,]{2,} (?!\S) ) | (?P<uses> \d+/\d+ (?!\S) ) | (?P<use> \d+ (?=\ %\ t?here) ) | "
+    + VARYING.pattern,
+    re.VERBOSE,
+)
+PERF_ROW = re.compile(r"(\S+:\d+ +)?(send|write|read) .*[KM]?i?B[, ]")
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,7 @@ def _any_value(match: re.Match[str]) -> str:
         "flow_label": r"0x[0-9a-f]+",
         "service_id": r"0x13f[89a-f][0-9a-f]{3}",
         "port": r"\d+",
+        "uses": r"\d+/\d+",
         "core": r"with(?:out)? the compiled core \(.*\)",
         "fabric": r"rdmacm-[0-9a-f]{12}",
         "guid": r"[0-9a-f:]{19}",

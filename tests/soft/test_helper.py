@@ -86,7 +86,7 @@ def test_it_takes_no_lock_while_the_application_makes_progress() -> None:
     for limit, ends in ((1000, True), (8, True), (1, False)):
         mux: Any = _Mux(limit)
         stop: Any = _Stop(checks=6)
-        helper = Helper(without_a_lock, mux)
+        helper = Helper(without_a_lock, mux, without_a_lock)
         mux.progress_count  # noqa: B018 (the first look)
         assert helper._leave_to_application(stop, 0.002, ()) is ends
         assert stop.waits == [0.002, 0.004, 0.008, 0.016, 0.032, 0.04, 0.04][: len(stop.waits)]

@@ -82,6 +82,7 @@ class MemoryWire:
         self.slot = slot
         self.slots: Sequence[int] = (slot,)
         self.counters: Counter[str] = Counter()
+        self.traffic: Counter[str] = Counter()
         self.tap: Tap | None = None
         self.leaves_peers = False
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None

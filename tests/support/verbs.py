@@ -232,6 +232,9 @@ class RecordingQP:
         if mask & QPAttrMask.STATE:
             self.state = attr.qp_state
 
+    def ask_peer(self) -> None:
+        return None
+
     def query(self) -> QPAttr:
         return QPAttr(qp_state=self.state, cap=self.cap)
 

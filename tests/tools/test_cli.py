@@ -19,7 +19,7 @@ from rdmacm import AddressFamily, PortSpace, QPType, RaiFlag
 from rdmacm.capabilities import SOFT, Feature
 from rdmacm.proto import core_choice
 from rdmacm.tools import output
-from rdmacm.tools.main import COMMANDS, main, parser_of
+from rdmacm.tools.main import COMMANDS, GROUPS, main, parser_of
 from support.netns import TwoHosts, needs_netns, two_hosts
 from support.rows import for_each
 from support.servers import Run, Server
@@ -46,7 +46,12 @@ ENVIRONMENT = {
     "mckey": {"RDMACM_PROVIDER"},
     "cmtime": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
     "perf": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
+    "doctor": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_CORE", "NO_COLOR"},
+    "check": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
+    "trace": {"NO_COLOR"},
+    "stat": {"RDMACM_PROVIDER", "NO_COLOR"},
     "run": {"RDMACM_RUN_LIBRARY"},
+    "completion": set(),
 }
 
 
@@ -484,7 +489,7 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            ([], "no command is given; try: rdmacm --help"),
+            (["--pcap", "x"], "no command is given; try: rdmacm --help"),
             (["devcies"], "no command 'devcies'; try: rdmacm devices"),
             (["getaddrnfo"], "no command 'getaddrnfo'; try: rdmacm getaddrinfo"),
             (["zzz"], "no command 'zzz'; try: rdmacm --help"),
@@ -493,7 +498,12 @@ class TestUsage:
             (["devices", "--jsno"], "devices: unrecognized arguments: --jsno; try: rdmacm devices --help"),
             (["devices", "--js"], "devices: unrecognized arguments: --js; try: rdmacm devices --help"),
             (["getaddrinfo"], "getaddrinfo: the following arguments are required: NODE"),
-            (["resolve", "::1"], "resolve: the following arguments are required: SERVICE"),
+            (["resolve"], "resolve: the following arguments are required: NODE"),
+            (["run", "--pcap", "-", "--", "ls"], "run: --pcap - writes to standard output, which is PROGRAM's"),
+            (["rping", "-s", "::1"], "rping: -s and HOST exclude each other"),
+            (["rping", "-a", "::1", "::2"], "rping: HOST '::2' and '::1' are two servers"),
+            (["cmtime", "[::1]:70000"], "cmtime: '[::1]:70000': '70000' is not a port from 0 to 65535"),
+            (["udaddy", "localhost:x"], "udaddy: 'localhost:x': 'x' is not a port from 0 to 65535"),
             (["explain", "::1", "1", "2"], "explain: unrecognized arguments: 2"),
             (["resolve", "::1", "1", "-P", "sctp"], "resolve: argument -P/--port-space: invalid choice: 'sctp'"),
             (
@@ -623,6 +633,30 @@ class TestHelp:
     def test_version_is_printed(self, run: Run) -> None:
         assert run("--version") == (0, f"rdmacm {rdmacm.__version__}, {core_choice.description()}\n", "")
 
+    def test_version_is_an_object(self, run: Run) -> None:
+        found = run("--version", "--json").json
+        assert (found["version"], found["core"]) == (rdmacm.__version__, core_choice.name)
+        assert found["why"] == core_choice.description()
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["--json", "devices"], "--json stands behind the command"),
+            (["rping", "::1", "--pcap=-", "--json"], "rping: --json and --pcap - both write to standard output"),
+        ],
+    )
+    def test_misplaced_json_is_refused(self, run: Run, argv: list[str], message: str) -> None:
+        result = run(*argv)
+        assert (result.status, result.json["error"]["message"]) == (2, message)
+
+    def test_command_alone_shows_the_commands_by_purpose(self, run: Run) -> None:
+        result = run()
+        assert (result.status, result.err) == (0, "")
+        lines = [line for line in result.out.splitlines() if line.startswith("  ")]
+        assert [line.split()[0] for line in lines] == list(COMMANDS)
+        assert all(title in result.out.splitlines() for title, _ in GROUPS)
+        assert max(map(len, result.out.splitlines())) <= 80
+
     def test_main_help_lists_the_commands(self, run: Run) -> None:
         result = run("--help")
         assert (result.status, result.err) == (0, "")
@@ -637,7 +671,7 @@ class TestHelp:
             ("", "[COMMAND] [ARGUMENT]..."),
             ("devices", ""),
             ("getaddrinfo", "NODE [SERVICE]"),
-            ("resolve", "NODE SERVICE"),
+            ("resolve", "NODE [SERVICE]"),
             ("explain", "NODE [SERVICE]"),
         ],
     )
@@ -675,14 +709,15 @@ class TestHelp:
         for action in parser._actions:
             term = ", ".join(action.option_strings) or str(action.metavar)
             assert re.search(rf"^    {re.escape(term)}( \S+)?\n        \S", options, re.MULTILINE)
-        assert ("--json" in options) == (command != "run")  # whose output is the program's
+        # The output of "run" is the program's, and that of "completion" a script.
+        assert ("--json" in options) == (command not in ("run", "completion"))
 
     @for_each("command", COMMANDS)
     def test_help_examples_parse(self, command: str) -> None:
         tool = import_module(f"rdmacm.tools.{command}")
         assert tool.PAGE.examples
         for example, _ in tool.PAGE.examples:
-            program, name, *argv = shlex.split(example.partition(" | ")[0])
+            program, name, *argv = shlex.split(example.partition(" | ")[0].partition(" > ")[0])
             assert (program, name) == ("rdmacm", command)
             parser_of(tool).parse_intermixed_args(argv)
 

@@ -18,7 +18,7 @@ import pytest
 from rdmacm.tools import devices as devices_tool
 from rdmacm.tools.main import main
 from support.netns import TwoHosts, needs_netns, python_environment
-from support.servers import Run
+from support.servers import Run, Server
 from support.waiting import without_waiting
 
 
@@ -40,6 +40,14 @@ class TestExit:
     def test_interrupt_exits_130(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(devices_tool, "devices", _raising(KeyboardInterrupt()))
         assert run("devices") == (130, "", "")
+
+    def test_termination_exits_143_and_frees_the_port(self) -> None:
+        """Its handlers run: an abandoned file of ports would remain, and clients would wait for nothing."""
+        with Server("rping", "-s", "-p", "0") as server:
+            ended = server.end(signal.SIGTERM)
+            assert (ended.status, ended.err) == (143, "")
+        with Server("rping", "-s", "-p", str(server.port)) as again:
+            assert again.port == server.port
 
     def test_characters_outside_the_output_encoding_are_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = io.BytesIO()

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import random
+import re
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +26,16 @@ from rdmacm.provider.connparam import ConnParam
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text
-from rdmacm.tools.perf_plan import Op, Plan
+from rdmacm.tools.measure import STATISTICS, ProgressLine, Samples, size_text, time_text
+from rdmacm.tools.perf_plan import SUMMARY_SIZE, Op, Plan, Result, result_of, use_of
+from rdmacm.tools.perf_report import Rows
 from rdmacm.verbs import QPType
+from support.netns import python_environment
 from support.servers import Run, Server
 
 KEYS = {
     *("type", "op", "size", "depth", "mode", "kind", "count", "lost", "received", "bytes", "seconds", "latency_us"),
-    *("bytes_per_second", "messages_per_second", "intervals", "core"),
+    *("bytes_per_second", "messages_per_second", "processors", "interrupted", "intervals", "core"),
 }
 
 
@@ -75,8 +85,10 @@ class TestMeasurements:
     def test_local_measurement_needs_no_server(self, run: Run) -> None:
         result = run("perf", "--count", "8")
         assert (result.status, result.err) == (0, "")
-        assert [line.split("  ")[0] for line in result.out.splitlines()] == [
-            *("latency", "send (half a round trip)", "send (half a round trip)", ""),
+        assert [
+            line[:10] if "RTT" in line or "latency" in line else line.split("  ")[0] for line in result.out.splitlines()
+        ] == [
+            *("latency   ", "send RTT/2", "send RTT/2", ""),
             *("bandwidth", "write", "write", "write", "read", "read", "read", ""),
             f"software device {core_choice.description()}",
         ]
@@ -183,20 +195,187 @@ class TestOtherTypes:
         assert "nobody listens on that port" in result.err
 
 
+class TestReports:
+    """What the ends show, and when."""
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            *(
+                ["--op", "write"],
+                ["--latency"],
+                ["--op", "send", "--bidirectional"],
+                ["--op", "read", "--bidirectional"],
+            ),
+            ["--size", str(SUMMARY_SIZE)],  # messages as long as what is told at the end
+            ["--size", "8", "--latency"],
+        ],
+    )
+    def test_server_shows_what_its_client_has_measured(self, run: Run, argv: list[str]) -> None:
+        with Server("perf", "-s", "-p", "0", "--json") as server:
+            (measured,) = run("perf", f"127.0.0.1:{server.port}", *argv, "--count", "20", "--json").json
+            served = json.loads(_document(server))
+            assert served.pop("peer").startswith("127.0.0.1:")
+            del measured["core"]
+            for each in (measured["processors"], served["processors"]):  # rounded on the way
+                assert each.pop("client") >= 0
+                assert each.pop("server") >= 0
+            assert {**measured, "seconds": 0} == {**served, "seconds": 0}
+            assert measured["seconds"] == pytest.approx(served["seconds"])
+
+    @pytest.mark.parametrize("kind", ["uc", "ud"])
+    def test_server_counts_what_has_arrived(self, run: Run, kind: str) -> None:
+        with Server("perf", "-s", "-p", "0", "--type", kind) as server:
+            argv = ["--type", kind, "--size", "100", "--depth", "8", "--count", "40"]
+            assert run("perf", f"[::1]:{server.port}", *argv).status == 0
+            assert server.process.stdout is not None
+            line = server.process.stdout.readline()
+        assert re.fullmatch(
+            rf"\[::1\]:\d+  send \({kind.upper()}\) 100 B, depth 8: 40 in [\d.]+ s, 0 lost, [\d.]+ MB/s,"
+            r" [\d,]+ messages/s; cpu \d+ % here, \d+ % there\n",
+            line,
+        )
+
+    def test_client_that_goes_away_is_shown(self) -> None:
+        with Server("perf", "-s", "-p", "0") as server:
+            with CmId() as stranger:
+                stranger.resolve_addr(("127.0.0.1", server.port))
+                stranger.resolve_route()
+                stranger.create_qp()
+                stranger.connect(ConnParam(Plan(Op.WRITE, 4096, 4, False, True).pack()))
+                stranger.disconnect()
+            assert server.process.stdout is not None
+            line = server.process.stdout.readline()
+        assert re.fullmatch(r"127.0.0.1:\d+  write 4 KiB, depth 4: ended without a result\n", line)
+
+    @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize(
+        "argv", [["--op", "write"], ["--latency", "--blocking"], ["--type", "ud"], ["--type", "ud", "--latency"]]
+    )
+    def test_interrupted_client_shows_what_it_has_measured(
+        self, servers: dict[str, Server], argv: list[str], sign: signal.Signals
+    ) -> None:
+        kind = "ud" if "ud" in argv else "rc"
+        common = ["perf", f"127.0.0.1:{servers[kind].port}", *argv, "--seconds", "600", "--interval", "0.01"]
+        with _process(*common) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().split()[5] == "MB/s", "it measures"
+            process.send_signal(sign)
+            out, err = process.communicate(timeout=30)
+        assert process.returncode == 128 + sign
+        assert re.search(r"^rdmacm: interrupted after [\d.]+ s of the last measurement$", err, re.MULTILINE)
+        lines = out.splitlines()
+        heads = [
+            at for at, line in enumerate(lines) if line.split()[:2] in (["latency", "size"], ["bandwidth", "size"])
+        ]
+        assert len(heads) == 1
+        assert lines[heads[0] + 1].startswith("write" if "write" in argv else "send")
+
+    def test_interrupted_sweep_keeps_its_rows_as_json(self, server: Server, tmp_path: Path) -> None:
+        """The capture shows when the third measurement has begun."""
+        packets = tmp_path / "packets"
+        os.mkfifo(packets)
+        argv = ["-a", "--op", "write", "--count", "1", "--json", "--pcap", str(packets)]
+        with _process("perf", f"127.0.0.1:{server.port}", *argv) as process:
+            with packets.open("rb") as file:
+                seen = b""
+                while seen.count(b"rPf2") < 6:  # request and answer of each
+                    seen += file.read1(4096)
+                process.send_signal(signal.SIGINT)
+                while file.read1(1 << 16):
+                    pass
+            out, _ = process.communicate(timeout=30)
+        assert process.returncode == 130
+        found = json.loads(out)
+        assert [each["size"] for each in found] == [2 << at for at in range(len(found))]
+        assert len(found) >= 2
+
+    def test_rows_are_shown_as_they_come(self) -> None:
+        plans = [
+            Plan(Op.SEND, 64, 1, True, False),
+            Plan(Op.WRITE, 4096, 64, False, True),
+            Plan(Op.READ, 1 << 20, 8, False, True),
+        ]
+        rows = Rows(plans)
+        times = dict.fromkeys(STATISTICS, 12.5)
+        assert rows.row(Result(plans[0], 7, 1.0, times, client_use=1.0, server_use=0.5)) == (
+            "latency     size  mode       count  min us  p50 us  p99 us   max us  cpu c/s\n"
+            "send RTT/2  64 B  polling        7    12.5    12.5    12.5     12.5   100/50\n"
+        )
+        assert rows.row(Result(plans[1], 1000, 1.0, {})) == (
+            "\nbandwidth  size   depth     count     MB/s  Gbit/s  messages/s  cpu c/s\n"
+            "write      4 KiB     64      1000      4.1    0.03       1,000      -/-\n"
+        )
+        assert rows.row(Result(plans[2], 1000, 1.0, {})) == (
+            "read       1 MiB      8      1000   1048.6    8.39       1,000      -/-\n"
+        )
+
+    def test_results_of_peers_are_checked(self) -> None:
+        plan = Plan(Op.SEND, 64, 1, False, True)
+        good = Result(plan, 5, 1.5, {}, client_use=0.25)
+        assert result_of(good.pack(), plan, 0.5) == replace(good, server_use=0.5)
+        assert result_of(good.pack()[:-1], plan, 0.5) is None
+        assert result_of(replace(good, seconds=float("nan")).pack(), plan, None) is None
+        assert result_of(replace(good, lost=6).pack(), plan, None) is None
+        assert use_of(struct.pack(">d", float("inf"))) is None
+
+    def test_bars_have_lengths_of_the_figures(self, run: Run, server: Server) -> None:
+        result = run("perf", f"127.0.0.1:{server.port}", "--op", "write", "--count", "8", "--plot", "-")
+        assert result.out.splitlines()[-2:] == ["write, MB/s", result.out.splitlines()[-1]]
+        assert result.out.rstrip().endswith("█" * 40)
+
+    def test_bars_replace_a_plot_without_matplotlib(
+        self, run: Run, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        file = tmp_path / "a.svg"
+        result = run("perf", f"127.0.0.1:{server.port}", "--op", "write", "--count", "8", "--plot", str(file))
+        assert result.status == 1
+        assert not file.exists()
+        assert result.out.rstrip().endswith("█" * 40)
+        assert result.error == (
+            "plot: matplotlib is not installed [ENOENT]; try: pip install matplotlib, or --plot - for bars;"
+            f" bars follow instead of {file}"
+        )
+
+    @pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+    def test_plot_is_written(self, run: Run, server: Server, tmp_path: Path, ending: str) -> None:
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+        file = tmp_path / f"a.{ending}"
+        argv = [f"127.0.0.1:{server.port}", "--seconds", "0.1", "--interval", "0.02", "--plot", str(file)]
+        assert run("perf", *argv).status == 0
+        beginnings = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+        assert file.read_bytes().startswith(beginnings[ending])
+        result = run("perf", *argv[:-1], str(tmp_path / "none" / file.name))
+        assert (result.status, "ENOENT" in result.err) == (1, True)
+
+
+def _process(*argv: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rdmacm", *argv]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, env=python_environment(), text=True)  # type: ignore[call-overload,no-any-return]
+
+
+def _document(server: Server) -> str:
+    """The next JSON object of a server."""
+    assert server.process.stdout is not None
+    return "".join(iter(server.process.stdout.readline, "}\n")) + "}"
+
+
 class TestInvalidPeers:
     @pytest.mark.parametrize(
         "data",
         [
             b"",
-            b"rPf1",
+            b"rPf2",
             b"x" * 56,
-            struct.pack(">4sBBHII", b"rPf1", 3, 0, 0, 64, 1),
-            struct.pack(">4sBBHII", b"rPf1", 0, 8, 0, 64, 1),
-            struct.pack(">4sBBHII", b"rPf1", 0, 5, 0, 64, 1),
-            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 0, 1),
-            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, (16 << 20) + 1, 1),
-            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 64, 0),
-            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 64, 1025),
+            struct.pack(">4sBBHII", b"rPf2", 3, 0, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf2", 0, 8, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf2", 0, 5, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf2", 0, 0, 0, 0, 1),
+            struct.pack(">4sBBHII", b"rPf2", 0, 0, 0, (16 << 20) + 1, 1),
+            struct.pack(">4sBBHII", b"rPf2", 0, 0, 0, 64, 0),
+            struct.pack(">4sBBHII", b"rPf2", 0, 0, 0, 64, 1025),
         ],
     )
     def test_invalid_requests_are_rejected(self, server: Server, data: bytes) -> None:
@@ -218,7 +397,7 @@ class TestInvalidPeers:
     def test_arbitrary_requests_give_a_valid_plan_or_none(self) -> None:
         chance = random.Random(1)
         for _ in range(2000):
-            data = b"rPf1" + chance.randbytes(chance.randrange(16))
+            data = b"rPf2" + chance.randbytes(chance.randrange(16))
             plan = Plan.unpack(data)
             assert plan is None or (0 < plan.size <= 16 << 20 and 0 < plan.depth <= 1024)
 
@@ -241,6 +420,11 @@ class TestInvalidPeers:
             (["-l", "5", "--depth", "4"], "lists of 5 are longer than the depth of 4"),
             (["-l", "5", "--latency"], "lists can be chosen for the bandwidth of one direction over RC"),
             (["-a", "--size", "1"], "-a and --size exclude each other"),
+            (["-s", "--plot", "a.svg"], "--plot is an option of the client"),
+            (["--plot", "a.txt"], "argument --plot: 'a.txt' does not end in .svg, .png, .pdf"),
+            (["-c", "x", "y"], "HOST 'y' and 'x' are two servers"),
+            (["-s", "y"], "-s and -c exclude each other"),
+            (["x:65536"], "'x:65536': '65536' is not a port from 0 to 65535"),
             (["--seconds", "nan"], "argument --seconds: 'nan' is not a number of seconds from 0.001 to 86400"),
         ],
     )

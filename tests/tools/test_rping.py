@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,9 @@ import pytest
 from rdmacm import CmId
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.main import main
+from rdmacm.tools.measure import size_text
 from rdmacm.tools.rping import ping_text
+from support.netns import python_environment
 from support.pcap import frames, roce
 from support.servers import Run, Server
 
@@ -60,7 +65,45 @@ class TestPings:
     def test_data_of_all_sizes_is_validated(self, run: Run, persistent: tuple[str, str], size: int) -> None:
         address, port = persistent
         result = run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "5", "-S", str(size))
-        assert result == (0, "", "")
+        assert (result.status, result.err) == (0, "")
+        peer = f"[{address}]" if ":" in address else address
+        assert re.fullmatch(
+            rf"5 pings of {re.escape(size_text(size))} to {re.escape(peer)}:{port} came back, all correct;"
+            r" min [\d.]+ \w+, median [\d.]+ \w+, max [\d.]+ \w+\n",
+            result.out,
+        )
+
+    @pytest.mark.parametrize(
+        "argv",
+        [["{host}:{port}"], ["{host}", "-p", "{port}"], ["-c", "-a", "{host}:{port}"], ["-c", "-a{host}:{port}"]],
+    )
+    def test_server_may_be_an_operand_and_have_its_port(
+        self, run: Run, persistent: tuple[str, str], argv: list[str]
+    ) -> None:
+        address, port = persistent
+        host = f"[{address}]" if ":" in address else address
+        result = run("rping", *(each.format(host=host, port=port) for each in argv), "-C", "1")
+        assert (result.status, result.err) == (0, "")
+        assert result.out.startswith(f"1 ping of 64 B to {host}:{port} came back; ")
+
+    def test_packets_may_go_to_standard_output(self, persistent: tuple[str, str]) -> None:
+        address, port = persistent
+        command = [sys.executable, "-m", "rdmacm", "rping", address, "-p", port, "-C", "1", "--pcap", "-"]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60, env=python_environment())
+        assert done.stdout.startswith(b"\n\r\r\n"), "a section header of pcapng"
+        assert b"rdma-ping-0: " in done.stdout
+        assert b"came back" in done.stderr
+
+    def test_reader_of_packets_may_go(self) -> None:
+        with Server("rping", "-s", "-P", "-p", "0") as server:
+            command = [sys.executable, "-m", "rdmacm", "rping", f"127.0.0.1:{server.port}", "--pcap", "-"]
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=python_environment()
+            ) as process:
+                assert process.stdout is not None
+                assert process.stdout.read(4) == b"\n\r\r\n"
+                process.stdout.close()
+                assert process.wait(timeout=60) == 141
 
     def test_verbose_shows_the_data(self, run: Run) -> None:
         with Server("rping", "-s", "-v", "-d", "-a", "127.0.0.1", "-p", "0") as server:
@@ -87,7 +130,8 @@ class TestPings:
     @pytest.mark.parametrize(("ours", "theirs"), [("-q", "-q"), ("-V", "-q")])
     def test_application_queue_pairs_can_be_used_at_both_ends(self, run: Run, ours: str, theirs: str) -> None:
         with Server("rping", "-s", "-V", "-d", "-a", "127.0.0.1", "-p", "0", theirs) as server:
-            assert run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-V", "-C", "3", ours) == (0, "", "")
+            result = run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-V", "-C", "3", ours)
+            assert (result.status, result.err) == (0, "")
             assert server.end().status == 0
 
     def test_application_queue_pair_can_be_used_at_the_client_only(self, run: Run, persistent: tuple[str, str]) -> None:
@@ -228,9 +272,9 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["-C", "1"], "one of -s and -c is needed"),
-            (["-s", "-c"], "one of -s and -c is needed"),
-            (["-c"], "the client needs -a ADDR, the server's address"),
+            (["-C", "1"], "one of -s and -c is needed, or the server's HOST"),
+            (["-s", "-c"], "one of -s and -c is needed, or the server's HOST"),
+            (["-c"], "the client needs HOST, the server's address"),
             (["-c", "-a", "::1", "-S", "22"], "argument -S/--size: '22' is not a number from 23 to 65536"),
             (["-c", "-a", "::1", "-S", "65537"], "argument -S/--size: '65537' is not a number from 23 to 65536"),
             (

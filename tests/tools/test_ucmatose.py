@@ -216,6 +216,11 @@ class TestMismatchedOptions:
         assert served.err.endswith(": the peer has ended the connection [ECONNRESET]\n")
 
 
+def test_server_may_be_an_operand(run: Run) -> None:
+    with Server("ucmatose", "-p", "0") as server:
+        assert run("ucmatose", f"[::1]:{server.port}").status == 0
+
+
 class TestFailures:
     def test_missing_server_is_reported(self, run: Run) -> None:
         with CmId() as free:
@@ -265,8 +270,8 @@ class TestFailures:
             (["-c", "0"], "argument -c/--connections: '0' is not a number from 1 to 10000"),
             (["-C", "32769"], "argument -C/--messages: '32769' is not a number from 0 to 32768"),
             (["-t", "256", "-s", "::1"], "argument -t/--tos: '256' is not a number from 0 to 255"),
-            (["-t", "1"], "-t is an option of the client, and needs -s ADDR"),
-            (["-s", "::1", "-V"], "-V is an option of the server, and excludes -s"),
+            (["-t", "1"], "-t is an option of the client, and needs HOST"),
+            (["-s", "::1", "-V"], "-V is an option of the server, and excludes HOST"),
         ],
     )
     def test_usage_errors_exit_2(self, run: Run, argv: list[str], message: str) -> None:

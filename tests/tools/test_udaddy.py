@@ -84,6 +84,11 @@ def test_each_message_has_the_number_of_its_queue_pair(run: Run, tmp_path: Path)
         assert all(numbers == {qpn} for qpn, numbers in found.items())
 
 
+def test_server_may_be_an_operand(run: Run) -> None:
+    with Server("udaddy", "--port", "0") as server:
+        assert run("udaddy", f"127.0.0.1:{server.port}").status == 0
+
+
 class TestFailures:
     @pytest.mark.slow
     def test_missing_server_is_reported(self, run: Run) -> None:
@@ -127,7 +132,7 @@ class TestFailures:
         ("argv", "message"),
         [
             (["-c", "0"], "argument -c/--connections: '0' is not a number from 1 to 10000"),
-            (["-t", "1"], "-t is an option of the client, and needs -s ADDR"),
+            (["-t", "1"], "-t is an option of the client, and needs HOST"),
         ],
     )
     def test_usage_errors_exit_2(self, run: Run, argv: list[str], message: str) -> None:

@@ -49,8 +49,10 @@ def rdma_bind_addr(id: CmId, addr: SockAddr) -> None:
     id.bind_addr(addr)
 
 
-def rdma_resolve_addr(id: CmId, src_addr: SockAddr | None, dst_addr: SockAddr, timeout_ms: int) -> None:
+def rdma_resolve_addr(id: CmId, src_addr: SockAddr | None, dst_addr: SockAddr | None, timeout_ms: int) -> None:
     """rdma_resolve_addr(3); the source comes first, as on the page."""
+    if dst_addr is None:  # of an id that has none
+        raise cm_error(errno.EINVAL, "there is no destination", "resolve_addr")
     id.resolve_addr(dst_addr, src_addr, timeout_ms)
 
 

@@ -7,6 +7,7 @@ number in host order.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +24,7 @@ from rdmacm.cma.structures import (
 )
 from rdmacm.cma.verbs import leading_bytes
 from rdmacm.diagnosis.explain import devices
+from rdmacm.errors import cm_error
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.provider import get_provider, open_device
 from rdmacm.verbs.ah import AH, init_ah_from_wc
@@ -39,6 +41,15 @@ from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import MWBind, RecvWR, SendWR, inc_rkey
 
 S = TypeVar("S", SendWR, RecvWR)
+_T = TypeVar("_T")
+
+
+def _made(thing: _T | None, what: str) -> _T:
+    """What an id has once it is bound or has a queue pair; in C a program that passes its NULL crashes."""
+    if thing is None:
+        raise cm_error(errno.EINVAL, f"there is no {what}: the id has none yet", "verbs")
+    return thing
+
 
 # -- devices --------------------------------------------------------------------------------------------
 
@@ -78,14 +89,14 @@ def ibv_close_device(context: Context) -> None:
     context.close()
 
 
-def ibv_query_device(context: Context) -> DeviceAttr:
+def ibv_query_device(context: Context | None) -> DeviceAttr:
     """ibv_query_device(3)."""
-    return context.query_device()
+    return _made(context, "device").query_device()
 
 
-def ibv_query_port(context: Context, port_num: int) -> Port:
+def ibv_query_port(context: Context | None, port_num: int) -> Port:
     """ibv_query_port(3)."""
-    return context.query_port(port_num)
+    return _made(context, "device").query_port(port_num)
 
 
 def ibv_query_gid(context: Context, port_num: int, index: int) -> Gid:
@@ -140,9 +151,9 @@ def ibv_is_fork_initialized() -> int:
 # -- protection domains, memory, address handles --------------------------------------------------------
 
 
-def ibv_alloc_pd(context: Context) -> PD:
+def ibv_alloc_pd(context: Context | None) -> PD:
     """ibv_alloc_pd(3)."""
-    return PD(context)
+    return PD(_made(context, "device"))
 
 
 def ibv_dealloc_pd(pd: PD) -> None:
@@ -228,9 +239,9 @@ def ibv_detach_mcast(qp: QP, gid: Gid, lid: int) -> None:
 # -- completions ----------------------------------------------------------------------------------------
 
 
-def ibv_create_comp_channel(context: Context) -> CompChannel:
+def ibv_create_comp_channel(context: Context | None) -> CompChannel:
     """ibv_create_comp_channel(3)."""
-    return CompChannel(context)
+    return CompChannel(_made(context, "device"))
 
 
 def ibv_destroy_comp_channel(channel: CompChannel) -> None:
@@ -239,10 +250,14 @@ def ibv_destroy_comp_channel(channel: CompChannel) -> None:
 
 
 def ibv_create_cq(
-    context: Context, cqe: int, cq_context: object = None, channel: CompChannel | None = None, comp_vector: int = 0
+    context: Context | None,
+    cqe: int,
+    cq_context: object = None,
+    channel: CompChannel | None = None,
+    comp_vector: int = 0,
 ) -> CQ:
     """ibv_create_cq(3)."""
-    return CQ(context, cqe, channel, cq_context, comp_vector)
+    return CQ(_made(context, "device"), cqe, channel, cq_context, comp_vector)
 
 
 def ibv_destroy_cq(cq: CQ) -> None:
@@ -289,25 +304,25 @@ def ibv_destroy_qp(qp: QP) -> None:
     qp.close()
 
 
-def ibv_modify_qp(qp: QP, attr: QPAttr, attr_mask: int) -> None:
+def ibv_modify_qp(qp: QP | None, attr: QPAttr, attr_mask: int) -> None:
     """ibv_modify_qp(3)."""
-    qp.modify(attr, attr_mask)
+    _made(qp, "queue pair").modify(attr, attr_mask)
 
 
-def ibv_query_qp(qp: QP, attr_mask: int) -> tuple[ibv_qp_attr, ibv_qp_init_attr]:  # noqa: ARG001 (C's argument)
+def ibv_query_qp(qp: QP | None, attr_mask: int) -> tuple[ibv_qp_attr, ibv_qp_init_attr]:  # noqa: ARG001 (C's)
     """ibv_query_qp(3); returns all attributes, as the mask is only a hint."""
-    attr, init_attr = qp.query()
+    attr, init_attr = _made(qp, "queue pair").query()
     return fill(ibv_qp_attr(), attr), fill(ibv_qp_init_attr(), init_attr)
 
 
-def ibv_post_send(qp: QP, wr: SendWR | Sequence[SendWR]) -> None:
+def ibv_post_send(qp: QP | None, wr: SendWR | Sequence[SendWR]) -> None:
     """ibv_post_send(3); a request with those that follow by ``next``, or a sequence of requests."""
-    qp.post_send(_chain(wr))
+    _made(qp, "queue pair").post_send(_chain(wr))
 
 
-def ibv_post_recv(qp: QP, wr: RecvWR | Sequence[RecvWR]) -> None:
+def ibv_post_recv(qp: QP | None, wr: RecvWR | Sequence[RecvWR]) -> None:
     """ibv_post_recv(3); a request with those that follow by ``next``, or a sequence of requests."""
-    qp.post_recv(_chain(wr))
+    _made(qp, "queue pair").post_recv(_chain(wr))
 
 
 def ibv_create_srq(pd: PD, srq_init_attr: SrqInitAttr) -> SRQ:

@@ -5,8 +5,7 @@ memset(3), it may be changed, and it has C's field names beside the others. Both
 that only the package makes (an id, an event, a completion) is the package's class.
 
 Where C has a union or a structure inside the structure (``wr.rdma``, ``param.conn``, ``route.addr``), the attribute is
-the object itself, which has the fields. A count or length (``num_sge``, ``private_data_len``) is read-only: it is that
-of the list or of the bytes.
+the object itself, which has the fields. A length (``private_data_len``) is read-only: it is that of the bytes.
 """
 
 from __future__ import annotations
@@ -412,22 +411,72 @@ class ibv_sge(SGE):
         super().__init__(addr, length, lkey)
 
 
-class ibv_send_wr(SendWR):
+class _Elements:
+    """``sg_list`` and ``num_sge`` of a work request, whose ``sg`` has the elements that are posted.
+
+    In C one is a pointer and the other the number of elements there, which are set in any order.
+    """
+
+    if not TYPE_CHECKING:  # the slots are those of the classes below
+        __slots__ = ()
+
+    sg: Any
+    #: The list that was set; what ``sg`` was made of it; the number that was set.
+    _given: Sequence[SGE | Buffer]
+    _made: Sequence[SGE | Buffer]
+    _count: int | None
+
+    @property
+    def sg_list(self) -> Sequence[SGE | Buffer]:
+        """The elements: a list of them, or one by itself, which stands for C's pointer to it."""
+        found: Sequence[SGE | Buffer] = self._given if self.sg is self._made else self.sg
+        return found
+
+    @sg_list.setter
+    def sg_list(self, value: SGE | Sequence[SGE | Buffer]) -> None:
+        if isinstance(value, SGE):
+            value = [value]
+        elif not isinstance(value, Sequence) or isinstance(value, bytes | bytearray | memoryview | str):
+            raise TypeError(f"sg_list takes an ibv_sge or a list of them, not {type(value).__name__}")
+        count = self._count
+        self._set(value, None if count is not None and count > len(value) else count)
+
+    @property
+    def num_sge(self) -> int:
+        """How many elements of ``sg_list`` are used: all, unless it is set. ValueError for more than there are."""
+        return len(self.sg)
+
+    @num_sge.setter
+    def num_sge(self, count: int) -> None:
+        given = self.sg_list
+        if count < 0 or count > len(given) > 0:
+            raise ValueError(f"num_sge cannot be {count}: sg_list has {len(given)}")
+        self._set(given, count)
+
+    def _set(self, given: Sequence[SGE | Buffer], count: int | None) -> None:
+        self._given, self._count = given, count
+        if count is None or count == len(given):
+            self.sg = given
+        else:
+            # A request with a number and no list yet has elements that no post accepts.
+            self.sg = given[:count] if given else [None] * count
+        self._made = self.sg
+
+
+class ibv_send_wr(_Elements, SendWR):
     """``struct ibv_send_wr``, ibv_post_send(3).
 
     ``wr.rdma``, ``wr.atomic``, ``wr.ud`` and ``bind_mw`` are the request itself.
     """
 
-    __slots__ = ("next",)
-
-    sg_list = Alias["Sequence[SGE | Buffer]"]("sg")
+    __slots__ = ("_count", "_given", "_made", "next")
 
     def __init__(
         self,
         *,
         wr_id: int = 0,
         next: ibv_send_wr | None = None,
-        sg_list: Sequence[SGE | Buffer] = (),
+        sg_list: SGE | Sequence[SGE | Buffer] = (),
         opcode: WROpcode = WROpcode.RDMA_WRITE,
         send_flags: int = 0,
         imm_data: int = 0,
@@ -446,7 +495,9 @@ class ibv_send_wr(SendWR):
         bind_info: MWBindInfo | None = None,
         remote_srqn: int = 0,
     ) -> None:
-        super().__init__(wr_id, opcode, sg_list, send_flags, imm_data=imm_data, invalidate_rkey=invalidate_rkey)
+        SendWR.__init__(self, wr_id, opcode, (), send_flags, imm_data=imm_data, invalidate_rkey=invalidate_rkey)
+        self._count = None
+        self.sg_list = sg_list
         self.remote_addr, self.rkey = remote_addr, rkey
         self.compare_add, self.swap = compare_add, swap
         self.flush_length, self.flush_type, self.flush_level = flush_length, flush_type, flush_level
@@ -455,11 +506,6 @@ class ibv_send_wr(SendWR):
         self.remote_srqn = remote_srqn
         #: The request to post after this one.
         self.next = next
-
-    @property
-    def num_sge(self) -> int:
-        """How many elements ``sg_list`` has."""
-        return len(self.sg)
 
     @property
     def wr(self) -> Self:
@@ -476,22 +522,17 @@ class ibv_send_wr(SendWR):
         return self
 
 
-class ibv_recv_wr(RecvWR):
+class ibv_recv_wr(_Elements, RecvWR):
     """``struct ibv_recv_wr``, ibv_post_recv(3) and ibv_post_srq_recv(3)."""
 
-    __slots__ = ("next",)
+    __slots__ = ("_count", "_given", "_made", "next")
 
-    sg_list = Alias["Sequence[SGE]"]("sg")
-
-    def __init__(self, *, wr_id: int = 0, next: ibv_recv_wr | None = None, sg_list: Sequence[SGE] = ()) -> None:
-        super().__init__(wr_id, sg_list)
+    def __init__(self, *, wr_id: int = 0, next: ibv_recv_wr | None = None, sg_list: SGE | Sequence[SGE] = ()) -> None:
+        RecvWR.__init__(self, wr_id)
+        self._count = None
+        self.sg_list = sg_list
         #: The request to post after this one.
         self.next = next
-
-    @property
-    def num_sge(self) -> int:
-        """How many elements ``sg_list`` has."""
-        return len(self.sg)
 
 
 if not TYPE_CHECKING:

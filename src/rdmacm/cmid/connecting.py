@@ -9,9 +9,10 @@ from functools import partial
 from rdmacm.cmid.services import Service, register, wait_for
 from rdmacm.cmid.state import IdState
 from rdmacm.constants import CmEventType
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, RejectReason
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.choice import note_choice
 from rdmacm.provider.connparam import MAXIMUM, ConnParam, Ece
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.checks import member
@@ -39,7 +40,11 @@ class Connecting(IdState):
         port 4791; EINVAL: the state.
         """
         self._check_alive("listen")
-        self._backend.listen(backlog)
+        try:
+            self._backend.listen(backlog)
+        except RdmaError as error:
+            note_choice(error, self._channel._choice_reason)
+            raise
 
     def allow_requests(self, count: int) -> None:
         """Post at most ``count`` further CONNECT_REQUEST events, beside those allowed before. Not in librdmacm.

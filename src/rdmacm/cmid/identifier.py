@@ -34,6 +34,7 @@ from rdmacm.errors import CmTimeoutError, CmWouldBlockError, RdmaError, check_ti
 from rdmacm.explanation import Explanation
 from rdmacm.interrupts.protection import finalize
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
+from rdmacm.provider.choice import choose, note_choice
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.checks import member
@@ -129,7 +130,9 @@ class CmEvent:
         if self._error is not None:
             return self._error
         address = str(self.id.peer_addr_text)
-        return error_of(self.type, self.status, self.message, address, self.private_data, self.explanation)
+        error = error_of(self.type, self.status, self.message, address, self.private_data, self.explanation)
+        note_choice(error, self.id._channel._choice_reason)
+        return error
 
     def ack(self) -> None:
         """Acknowledge the event, rdma_ack_cm_event(3). More than once does nothing."""
@@ -178,6 +181,8 @@ class EventChannel:
     def __init__(self, provider: str | Provider | None = None) -> None:
         self._closed = True
         self.provider = get_provider(provider)
+        #: Why auto has not chosen the kernel's devices; empty where it has, or where the provider was named.
+        self._choice_reason = choose(provider).reason if isinstance(provider, str | None) else ""
         #: The provider's queue of events that are not fetched yet.
         self._queue: EventQueue = self.provider.open_queue()
         #: The name resolutions of its ids.

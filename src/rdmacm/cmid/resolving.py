@@ -15,6 +15,7 @@ from rdmacm.constants import CmEventType, IdOption, OptionLevel, RaiFlag
 from rdmacm.errors import GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider.choice import note_choice
 from rdmacm.provider.cmstate import State
 from rdmacm.verbs.device import Context
 
@@ -148,7 +149,12 @@ class Resolving(IdState):
         space; EINVAL: bound already, a link-local address without scope, a P_Key that the port lacks.
         """
         self._check_alive("bind_addr")
-        self._backend.bind_addr(lookup_address(address))
+        bound = lookup_address(address)
+        try:
+            self._backend.bind_addr(bound)
+        except RdmaError as error:
+            note_choice(error, self._channel._choice_reason)
+            raise
 
     def resolve_addr(self, dst_addr: SockAddr, src_addr: SockAddr | None = None, timeout_ms: int = 2000) -> None:
         """Find device, port, GIDs and next hop for a destination, rdma_resolve_addr(3).
@@ -165,7 +171,11 @@ class Resolving(IdState):
         self._check_alive("resolve_addr")
         destination = lookup_address(dst_addr)
         source = None if src_addr is None else lookup_address(src_addr)
-        self._backend.resolve_addr(source, destination, timeout_ms)
+        try:
+            self._backend.resolve_addr(source, destination, timeout_ms)
+        except RdmaError as error:
+            note_choice(error, self._channel._choice_reason)
+            raise
         if self._private:
             self._await(CmEventType.ADDR_RESOLVED, CmEventType.ADDR_ERROR)
 

@@ -48,6 +48,8 @@ class Channel(Protocol):
     _queue: EventQueue
     #: Where name resolutions run.
     _lookups: NameLookups
+    #: Why the provider auto has not chosen the kernel's devices; empty where it has.
+    _choice_reason: str
 
     @property
     def provider(self) -> Provider:

@@ -48,22 +48,23 @@ class Capture:
     file cannot be written (ENOSPC), the capture stops with a warning to the logger ``rdmacm``, :attr:`error` is set,
     and the traffic is not affected.
 
-    ``clock`` returns nanoseconds since 1970. OSError if the file cannot be opened.
+    ``path`` may be an open file descriptor, which stays open: of a pipe, for example. ``clock`` returns nanoseconds
+    since 1970. OSError if the file cannot be opened.
 
     Attributes:
 
     - ``packets``: the number of packets in the file.
     - ``error``: the error that stopped the capture, or None.
-    - ``path``: the path of the file.
+    - ``path``: the path of the file, or the descriptor.
     """
 
     packets: int = 0
     error: OSError | None = None
 
     def __init__(
-        self, path: str | os.PathLike[str], *, interface: str = "rdmacm", clock: Callable[[], int] = time.time_ns
+        self, path: str | os.PathLike[str] | int, *, interface: str = "rdmacm", clock: Callable[[], int] = time.time_ns
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = path if isinstance(path, int) else os.fspath(path)
         self._clock = clock
         # Reentrant, because a garbage collection during a tap may run the finalizer of an id, which sends packets.
         self._lock = threading.RLock()
@@ -73,11 +74,11 @@ class Capture:
         #: The size of the file in bytes: the end of the last whole block.
         self._end = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        self._fd = os.open(self.path, flags, 0o666)
+        self._fd = os.dup(path) if isinstance(path, int) else os.open(path, flags, 0o666)
         try:
             self._write(section_header("rdmacm", _system()) + interface_description(interface))
         except OSError as error:
-            error.filename = self.path
+            error.filename = str(self.path)
             self.close()
             raise
 
@@ -141,7 +142,7 @@ class Capture:
         import logging
 
         logging.getLogger("rdmacm").warning(
-            "the capture to %s stopped after %d packets: %s", self.path, self.packets, error.strerror or error
+            "the capture to %s stopped after %d packets: %s", _place(self.path), self.packets, error.strerror or error
         )
 
     def _blocks(
@@ -214,11 +215,15 @@ class Capture:
         self.close()
 
 
-def capture(path: str | os.PathLike[str], provider: str | Provider | None = None) -> Capture:
+def _place(path: str | os.PathLike[str] | int) -> str:
+    return f"descriptor {path}" if isinstance(path, int) else os.fspath(path)
+
+
+def capture(path: str | os.PathLike[str] | int, provider: str | Provider | None = None) -> Capture:
     """Write the packets of this process's devices to a file, until the capture is closed.
 
-    ``provider``: as for :class:`rdmacm.CmId`. A provider has one capture at a time, the latest. RdmaError with ENOENT,
-    EACCES and so on if the file cannot be created.
+    ``path`` may be an open file descriptor. ``provider``: as for :class:`rdmacm.CmId`. A provider has one capture at a
+    time, the latest. RdmaError with ENOENT, EACCES and so on if the file cannot be created.
 
     >>> from rdmacm.testing import Fabric
     >>> with capture("/dev/null", Fabric().host("a", "10.0.0.1/24").provider) as packets:
@@ -228,7 +233,7 @@ def capture(path: str | os.PathLike[str], provider: str | Provider | None = None
     try:
         found = Capture(path)
     except OSError as error:
-        raise cm_error(error.errno or 0, error.strerror or str(error), "capture", os.fspath(path)) from error
+        raise cm_error(error.errno or 0, error.strerror or str(error), "capture", _place(path)) from error
     try:
         found.attach(get_provider(provider))
     except BaseException:

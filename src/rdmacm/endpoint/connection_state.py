@@ -23,6 +23,7 @@ from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine,
 from rdmacm.endpoint.failures import completion_error, status_text
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.receive_buffers import ReceiveBuffers
+from rdmacm.endpoint.silence import ASK_SECONDS, MANAGER_INTERVAL, SHORT, PacketSizes, PeerWatch, ask_manager
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.provider.cmstate import State
@@ -82,13 +83,17 @@ class Message(NamedTuple):
 class _Operation(Observable):
     """A send work request, posted or in the backlog. Changes when it is done."""
 
-    __slots__ = ("borrows", "error", "is_done", "mr", "name", "wr")
+    __slots__ = ("borrows", "error", "is_done", "is_unanswered", "mr", "name", "size", "wr")
 
-    def __init__(self, name: str, wr: SendWR, mr: MR | None = None, *, borrows: bool = False) -> None:
+    def __init__(self, name: str, wr: SendWR, size: int = 0, mr: MR | None = None, *, borrows: bool = False) -> None:
         super().__init__()
         #: The method of the connection, for error messages.
         self.name = name
         self.wr = wr
+        #: Bytes of its message.
+        self.size = size
+        #: Whether it has failed because the peer did not answer.
+        self.is_unanswered = False
         #: Memory region that exists for this operation only; None if it needs none.
         self.mr = mr
         #: Whether the device accesses memory that the caller may change or reuse.
@@ -157,6 +162,8 @@ class ConnectionState:
         self._buffers: ReceiveBuffers | None = None
         #: How many bytes of payload the device copies.
         self._max_inline = 0
+        #: Bytes of the longest message that has arrived: at the peer, and by a READ here.
+        self._longest_sent = self._longest_read = 0
         #: Size of the send queue in work requests.
         self._send_depth = max(options.depth, _MIN_SEND_DEPTH)
         dispatcher.retain()
@@ -325,8 +332,13 @@ class ConnectionState:
             return
         if wc.status is WCStatus.SUCCESS:
             self._last_activity = self.dispatcher.clock()
+            if operation.wr.opcode is WROpcode.RDMA_READ:
+                self._longest_read = max(self._longest_read, operation.size)
+            elif operation.size > self._longest_sent:
+                self._longest_sent = operation.size
             operation.finish()
         else:
+            operation.is_unanswered = wc.status is WCStatus.RETRY_EXC_ERR
             reason = self.close_reason
             if wc.status is not WCStatus.WR_FLUSH_ERR:
                 self.end(f"a {operation.name} failed: {status_text(wc.status)}")
@@ -440,7 +452,10 @@ class ConnectionState:
             operation.borrows = borrows
         try:
             self.dispatcher.drive_once(partial(self._submit, operation))
-            yield Wait(operation, lambda: operation.is_done)
+            if operation.size <= SHORT:
+                yield Wait(operation, lambda: operation.is_done)
+            else:
+                yield from self._completion(operation)
         except Expired as expired:
             raise self._timed_out(expired, name, "the operation did not complete") from None
         finally:
@@ -448,6 +463,26 @@ class ConnectionState:
                 self.dispatcher.drive_once(partial(self._abandon, operation))
         if operation.error is not None:
             raise operation.error
+
+    def _completion(self, operation: _Operation) -> Routine[None]:
+        """Wait until a long operation is done. If that takes long, find out whether the peer gets long packets."""
+        until = self.dispatcher.clock() + ASK_SECONDS
+        yield Wait(operation, lambda: operation.is_done, until)
+        if operation.is_done:
+            return
+        assert self._qp is not None
+        is_read = operation.wr.opcode is WROpcode.RDMA_READ
+        watch = PeerWatch(self._qp, self.dispatcher.clock)
+        for number in count():
+            self.dispatcher.drive_once(watch.ask)
+            if not watch.can_ask and number % MANAGER_INTERVAL == 0 and not operation.is_done:
+                yield from ask_manager(self.dispatcher, self.cmid, watch, operation)
+            if operation.is_done:
+                break
+            yield Wait(operation, lambda: operation.is_done, self.dispatcher.clock() + ASK_SECONDS)
+        sizes = PacketSizes(self.cmid, self._longest_read if is_read else self._longest_sent)
+        if operation.is_unanswered and watch.answers and sizes.of(operation.size) > sizes.arrived:
+            operation.error = sizes.error(operation.size, operation.name, self.cmid)
 
     def _prepare(self, name: str, wr: SendWR, data: Buffer | Region, fetches: bool, length: int | None) -> _Operation:
         """An operation on memory that the device may access: a region, inline data, or memory registered for it."""
@@ -462,7 +497,7 @@ class ConnectionState:
                 raise cm_error(errno.EINVAL, text, name, self.cmid.peer_addr_text, hint)
             size = len(data) if length is None else length
             wr.sg = [data.mr.sge(0, size)] if size else []
-            return _Operation(name, wr, borrows=True)
+            return _Operation(name, wr, size, borrows=True)
         view = byte_view(data)
         if length is not None:
             view = view[:length]
@@ -471,12 +506,12 @@ class ConnectionState:
             return _Operation(name, wr)
         if not fetches and view.nbytes <= self._max_inline:
             wr.sg, wr.send_flags = [view], SendFlag.SIGNALED | SendFlag.INLINE
-            return _Operation(name, wr)
+            return _Operation(name, wr, view.nbytes)
         if not fetches and view.readonly and not isinstance(view.obj, bytes):
             view = memoryview(bytes(view))  # the owner of the memory below a read-only view may change it
         mr = MR(self.cmid.pd, view, AccessFlag.LOCAL_WRITE if fetches else AccessFlag(0))
         wr.sg = [mr.sge(0, view.nbytes)]
-        return _Operation(name, wr, mr, borrows=not view.readonly)
+        return _Operation(name, wr, view.nbytes, mr, borrows=not view.readonly)
 
     def _submit(self, operation: _Operation) -> None:
         if self.close_reason is not None:

@@ -32,7 +32,7 @@ _FAILURES: dict[WCStatus, tuple[int, str, str | None]] = {
     WCStatus.RETRY_EXC_ERR: (
         errno.ETIMEDOUT,
         "the peer does not answer",
-        "checking that it still runs, and the network",
+        "checking that it still runs, and with 'rdmacm check' that packets of this length arrive",
     ),
     WCStatus.RNR_RETRY_EXC_ERR: (
         errno.ETIMEDOUT,

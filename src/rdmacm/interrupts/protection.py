@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = __name__.removesuffix("interrupts.protection")
 #: Modules that use the rest of the package as an application does, and hold no lock of it.
-_TOOLS = tuple(_PACKAGE + name for name in ("tools", "interrupts.command", "__main__"))
+_TOOLS = tuple(_PACKAGE + name for name in ("tools", "check", "interrupts.command", "__main__"))
 #: The same for signals: a simulation may be interrupted, except in an engine. Of this module and that of the handlers,
 #: the caller's frame decides.
 OUTSIDE = (*_TOOLS, *(_PACKAGE + name for name in ("testing", "interrupts")))

@@ -213,7 +213,9 @@ def _rejected(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent
             status = RejectReason.INVALID_SERVICE_ID
             message = "nobody listens on that port, or the peer has closed the connection before its answer arrived"
     param = ConnParam(data, 0, 0, retry_count=0, rnr_retry_count=0)
-    return event._replace(status=status, param=param, message=message or rejection_text(status))
+    mtu = core.paths[0].mtu if core.paths else 0  # the kernel passes no more of the REJ on
+    message = message or rejection_text(status, path_mtu=mtu, is_passive=core.is_passive)
+    return event._replace(status=status, param=param, message=message)
 
 
 def _unreachable(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:

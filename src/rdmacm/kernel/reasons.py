@@ -34,7 +34,7 @@ _REASONS: dict[tuple[str, int], Reason] = {
     ("bind_addr", errno.EADDRINUSE): Reason("address and port are taken", _PORTS_IN_USE),
     ("bind_addr", errno.EACCES): Reason(
         "a port below 1024 takes the capability CAP_NET_BIND_SERVICE",
-        "a port above 1023; 'grep CapEff /proc/self/status' shows the capabilities",
+        "a port above 1023; 'grep CapEff /proc/self/status' shows the capabilities (rdmacm doctor A9)",
     ),
     ("bind_addr", errno.ENODEV): Reason(
         "no RDMA device has this address",
@@ -64,12 +64,13 @@ _REASONS: dict[tuple[str, int], Reason] = {
         "address and port are taken (on iWARP, a TCP socket takes them as well)", f"{_PORTS_IN_USE}; 'ss -ltn'"
     ),
     ("connect", errno.ECONNREFUSED): Reason(
-        "nobody listens on that port", "checking that a listener runs there, and on that port"
+        "nobody listens on that port", "checking that a listener runs there, and on that port (rdmacm doctor J1)"
     ),
     ("connect", errno.ENETUNREACH): _NO_ROUTE,
     ("connect", errno.EHOSTUNREACH): _NO_ROUTE,
     ("connect", errno.ETIMEDOUT): Reason(
-        "the peer did not answer", "checking that the peer is up, and the routes and firewalls on the way"
+        "the peer did not answer",
+        "checking that the peer is up, and the routes and firewalls on the way (rdmacm doctor C1)",
     ),
     ("connect", errno.EINVAL): Reason(
         "the private data do not fit, or a parameter is out of range (on iWARP the number of a queue pair)"
@@ -151,7 +152,8 @@ def loopback_listener(host: KernelHost, address: InetAddr) -> str:
 def _moving(device: Device) -> str:
     return (
         f"moving the interface here ('ip link set IF netns NAME'), or with 'rdma system set netns exclusive' also "
-        f"the device ('rdma dev set {device.name} netns NAME'); 'rdma system' and 'rdma link' show where they are"
+        f"the device ('rdma dev set {device.name} netns NAME'); 'rdma system' and 'rdma link' show where they are "
+        "(rdmacm doctor N1)"
     )
 
 
@@ -164,7 +166,7 @@ def no_device(host: KernelHost) -> Reason | None:
         return Reason(
             "there is no RDMA device in this network namespace",
             "loading the adapter's driver, 'rdma link add rxe0 type rxe netdev IF', or the provider soft; "
-            "'rdma link' and 'rdma system' show what is there",
+            "'rdma link' and 'rdma system' show what is there (rdmacm doctor D1)",
         )
     elsewhere = [
         device

@@ -251,13 +251,19 @@ class Sysfs:
         found: dict[str, int] = {}
         for device in self.names():
             for port in self._numbers(device, "ports"):
-                for folder, prefix in _CM_FOLDERS.items():
-                    here = device, "ports", port, folder
-                    for name in self._names(*here):
-                        text = self._text(*here, name)
-                        if text.isdigit():
-                            key = f"{prefix}_{name}"
-                            found[key] = found.get(key, 0) + int(text)
+                for key, count in self.cm_counters_of(device, port).items():
+                    found[key] = found.get(key, 0) + count
+        return found
+
+    def cm_counters_of(self, device: str, port: str) -> dict[str, int]:
+        """As :meth:`cm_counters`, of one port."""
+        found: dict[str, int] = {}
+        for folder, prefix in _CM_FOLDERS.items():
+            here = device, "ports", port, folder
+            for name in self._names(*here):
+                text = self._text(*here, name)
+                if text.isdigit():
+                    found[f"{prefix}_{name}"] = int(text)
         return found
 
     # -- files ----------------------------------------------------------------------------------------

@@ -105,12 +105,12 @@ def _not_opened(error: OSError, path: str, version: int | None) -> RdmaError:
     if code in (errno.ENOENT, errno.ENXIO, errno.ENODEV, errno.ENOTDIR):
         if version is None:
             text = f"{path} is not there: the kernel module rdma_ucm is not loaded"
-            hint = "'modprobe rdma_ucm'; 'ls /sys/class/misc/rdma_cm' shows whether it is loaded"
+            hint = "'modprobe rdma_ucm'; 'ls /sys/class/misc/rdma_cm' shows whether it is loaded (rdmacm doctor D2)"
         else:
             text = f"the kernel module rdma_ucm is loaded, but {path} is not there"
             hint = (
                 "starting udev; for a container --device=/dev/infiniband/rdma_cm and each /dev/infiniband/uverbsN; "
-                "'ls -l /dev/infiniband' shows them"
+                "'ls -l /dev/infiniband' shows them (rdmacm doctor D4)"
             )
         return cm_error(errno.ENODEV, text, "open", hint=hint)
     if code in (errno.EACCES, errno.EPERM):
@@ -120,10 +120,11 @@ def _not_opened(error: OSError, path: str, version: int | None) -> RdmaError:
             mode = 0
         if mode & 0o006 == 0o006:
             text = f"{path}: the device cgroup of this container forbids it"
-            hint = f"--device={path}; 'cat /proc/self/cgroup' shows the cgroup"
+            hint = f"--device={path}; 'cat /proc/self/cgroup' shows the cgroup (rdmacm doctor D4)"
         else:
             text = f"{path}: no permission to read and write (mode {mode:o})"
-            hint = f"'chmod 666 {path}', or a udev rule that does it; 'ls -l {path}' shows mode and owner"
+            shown = f"'ls -l {path}' shows mode and owner (rdmacm doctor D4)"
+            hint = f"'chmod 666 {path}', or a udev rule that does it; {shown}"
         return cm_error(code, text, "open", hint=hint)
     if code == errno.EMFILE:
         hint = "'ulimit -n' for more descriptors; 'ls /proc/self/fd' shows those in use"

@@ -92,9 +92,16 @@ def noting_the_choice(provider: object, hosts: Sequence[str] = ()) -> Iterator[N
     try:
         yield
     except RdmaError as error:
-        if isinstance(provider, str | None) and (reason := choose(provider, hosts).reason):
-            error.add_note(f"provider soft, because {reason}")
+        if isinstance(provider, str | None):
+            note_choice(error, choose(provider, hosts).reason)
         raise
+
+
+def note_choice(error: BaseException, reason: str) -> None:
+    """Add the reason of a choice to an error, once, as a note; nothing without a reason."""
+    note = f"provider soft, because {reason}"
+    if reason and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def _automatic() -> Choice:

@@ -6,7 +6,7 @@ kernel counts for all processes together, since a device was added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,12 @@ class Counters:
     udp: dict[str, int]
     #: Exceptions that are faults of this package, by part (``queue_pair``). Empty if all is well.
     errors: dict[str, int]
+    #: UDP port 4791: packets and bytes that this process has sent and received (``sent_pkts``, ``sent_bytes``,
+    #: ``rcvd_pkts``, ``rcvd_bytes``), headers from BTH on included. Empty for the kernel's devices: these count each.
+    traffic: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """One line of text for each device and part, with the counters that are not 0."""
-        parts = (*self.devices.items(), ("connection managers", self.cm), ("UDP", self.udp))
+        parts = (*self.devices.items(), ("connection managers", self.cm), ("UDP", self.udp), ("packets", self.traffic))
         texts = [(name, ", ".join(f"{each} {count}" for each, count in part.items() if count)) for name, part in parts]
         return [f"counters of {name}: {text or 'all 0'}" for name, text in texts]

@@ -204,7 +204,7 @@ def _no_port(host: HostView, query: policy.Query) -> Failure:
         return Failure(errno.ENODEV, "select", message, "'rdmacm devices' for the ports' states")
     name = interface.name
     hint = f"checking that the cable of {name} is plugged in" if interface.is_up else f"'ip link set {name} up'"
-    return Failure(errno.ENODEV, "select", f"interface {name} is down", hint)
+    return Failure(errno.ENODEV, "select", f"interface {name} is down", f"{hint} (rdmacm doctor A18)")
 
 
 def _next_hop(

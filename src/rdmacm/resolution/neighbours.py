@@ -114,7 +114,8 @@ class PendingNeighbours:
                 errno.ETIMEDOUT,
                 "neighbour",
                 f"{address} did not answer on {interface} in time",
-                f"checking that {subject} is up and on the network of {interface} ('ip neigh'), or a longer timeout",
+                f"checking that {subject} is up and on the network of {interface} ('ip neigh', rdmacm doctor A10), or "
+                "a longer timeout",
             ),
         )
 

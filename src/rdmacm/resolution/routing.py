@@ -55,13 +55,21 @@ def pinned_interface(host: HostView, destination: InetAddr, source: bytes | None
     return 0
 
 
+def loopback_down(host: HostView) -> tuple[str, str] | None:
+    """What to say of an address of the loopback interface while that is down, and what to try; None where it is up."""
+    loopback = host.loopback
+    if loopback is not None and loopback.is_running:
+        return None
+    return "the loopback interface is down", "'ip link set lo up'"
+
+
 def _not_local(source: InetAddr) -> Failure:
     message = f"source {source.host} is not an address of this host"
-    return Failure(errno.EADDRNOTAVAIL, "route", message, "'rdmacm devices'")
+    return Failure(errno.EADDRNOTAVAIL, "route", message, "'rdmacm devices' (rdmacm doctor A4)")
 
 
 def _scope_needed(destination: InetAddr) -> Failure:
-    hint = f"{destination.host}%INTERFACE; for a GID, AF_IB with RAI_FAMILY"
+    hint = f"{destination.host}%INTERFACE; for a GID, AF_IB with RAI_FAMILY (rdmacm doctor A6)"
     return Failure(errno.EINVAL, "route", "a link-local address needs a scope", hint)
 
 
@@ -69,7 +77,7 @@ def _failure(host: HostView, destination: InetAddr, source: InetAddr | None, ifi
     """What an errno of the routing tables means, and what to try."""
     name = destination.host
     show_route = f"'ip route get {name}'"
-    add_route = f"{show_route} to see what the kernel would do, and add the route that is missing"
+    add_route = f"{show_route} to see what the kernel would do, and add the route that is missing (rdmacm doctor A3)"
     if code == errno.EINVAL:
         return _invalid(host, destination, source, ifindex)
     if code == errno.ENETUNREACH:
@@ -99,11 +107,12 @@ def _unreachable(host: HostView, destination: InetAddr, ifindex: int, add_route:
     """ENETUNREACH: no route, a loopback address that is missing, or an address that is really IPv4."""
     code, name = errno.ENETUNREACH, destination.host
     if destination.is_loopback:
-        loopback = host.loopback
-        if loopback is None or not loopback.is_running:
-            return Failure(code, "route", "the loopback interface is down", "'ip link set lo up'")
+        down = loopback_down(host)
+        if down is not None:
+            return Failure(code, "route", *down)
+        assert host.loopback is not None  # it is up
         family = "IPv4" if destination.family == AF_INET else "IPv6 (sysctl net.ipv6.conf.lo.disable_ipv6=0)"
-        return Failure(code, "route", f"{loopback.name} has no address {name}", f"enable {family}")
+        return Failure(code, "route", f"{host.loopback.name} has no address {name}", f"enable {family}")
     if destination.family == AF_INET6 and destination.ip.startswith(_V4_MAPPED):
         return Failure(code, "route", f"{name} is an IPv4-mapped address", "the IPv4 address itself")
     where = f" through {host.interface_name(ifindex)}" if ifindex else ""

@@ -1,7 +1,8 @@
 """The counters of the software devices under the names of the kernel's, for ``query_counters``.
 
-Only what is rare is counted: drops, errors, and the messages of connection managers. Packets and work requests are not,
-so ``sent_pkts``, ``rcvd_pkts``, ``rdma_sends``, ``rdma_recvs`` and ``ack_deferred`` of rdma_rxe are not there.
+Of a device only what is rare is counted: drops and errors. Packets are counted for the process
+(:data:`rdmacm.soft.wire.base.TRAFFIC`), work requests are not: ``rdma_sends``, ``rdma_recvs`` and ``ack_deferred`` of
+rdma_rxe are not there.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdmacm.progress.runtime import Runtime
+    from rdmacm.provider.statistics import CountersServer
     from rdmacm.soft.device.multiplexer import QPMultiplexer
 
 #: The name of the thread.
@@ -41,9 +42,11 @@ _LONGEST_INTERVAL = 0.04
 class Helper:
     """The helper thread of one provider. It runs from the opening of the wire until the last user has gone."""
 
-    def __init__(self, runtime: Runtime, mux: QPMultiplexer) -> None:
+    def __init__(self, runtime: Runtime, mux: QPMultiplexer, statistics: CountersServer) -> None:
         self._runtime = runtime
         self._mux = mux
+        #: Tells other processes the counters of this one.
+        self._statistics = statistics
         #: Set to end the thread; None while none runs.
         self._stop: threading.Event | None = None
         #: The thread waits with it; None while none runs.
@@ -61,6 +64,7 @@ class Helper:
         if self._stop is None:
             self._stop = threading.Event()
             self._waiter = Waiter()
+            self._statistics.open()
             self._thread = threading.Thread(
                 target=self._run, args=(self._stop, self._waiter), name=HELPER_THREAD, daemon=True
             )
@@ -82,6 +86,7 @@ class Helper:
             self.wake()  # before the event is set: then the thread closes the descriptor
             self._stop.set()
             self._stop = self._waiter = None
+            self._statistics.close()
 
     def join(self) -> None:
         """Wait for the end of the thread after :meth:`stop`. The lock is not held."""
@@ -92,6 +97,7 @@ class Helper:
         """In a child of fork(2), which has no such thread."""
         if self._waiter is not None:
             self._waiter.wake.close()
+        self._statistics.close()
         self._stop = self._waiter = self._thread = None
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
@@ -119,8 +125,10 @@ class Helper:
                 seconds = None if deadline is None else deadline - runtime.clock()
                 fds = mux.background_filenos(runtime.filenos())
                 unread = wire.unread_request_fds()
-                waiter.prepare((*fds, *unread), seconds)
+                waiter.prepare((*fds, *unread, *self._statistics.filenos()), seconds)
             waiter.wait(None)
+            if self._statistics.serve():
+                continue
             if mux.progress_count != seen or not serving:
                 interval = self._interval if mux.progress_count != seen else _GRACE
                 serving = False

@@ -17,6 +17,7 @@ from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Neighbour, Network
 from rdmacm.progress.runtime import Runtime
 from rdmacm.provider.counters import Counters
+from rdmacm.provider.statistics import CountersServer
 from rdmacm.resolution.hosts import HostView, IpoibInterface, PortKey, PortView, RocePortView
 from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.neighbours import PendingNeighbours
@@ -29,7 +30,7 @@ from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host, with_link_speed
 from rdmacm.soft.helper import Helper
 from rdmacm.soft.ib.ports import IbDevice, IbPorts
 from rdmacm.soft.port_table import PortTable
-from rdmacm.soft.wire.base import Wire
+from rdmacm.soft.wire.base import TRAFFIC, Wire
 from rdmacm.verbs.device import Context, Device
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class SoftHost:
         #: Makes the path records of RoCE.
         self.paths = PathMaker(network)
         #: Serves peers while the application does not wait or poll.
-        self.helper = Helper(runtime, self.mux)
+        self.helper = Helper(runtime, self.mux, CountersServer(self._locked_counters))
         #: Names the port table that the processes of a network namespace share.
         self._namespace = namespace
         #: The port table that the caller gave, if any. It is used again after :meth:`released`.
@@ -289,9 +290,14 @@ class SoftHost:
                 )
             return device
 
+    def _locked_counters(self) -> Counters:
+        with self.runtime.lock:
+            return self.query_counters()
+
     def query_counters(self) -> Counters:
         """See :meth:`rdmacm.provider.Provider.query_counters`."""
         self.mux.count_strays()
+        self.mux.count_traffic()
         managers = [self.cm, *(subnet.cm for subnet in self.ib.subnets)]
         devices = [device for device in self._devices.values() if isinstance(device, SoftDevice)]
         return Counters(
@@ -299,6 +305,7 @@ class SoftHost:
             cm_counters(managers),
             udp_counters(self.mux.wire.counters, self.mux.dropped),
             dict(self.runtime.errors.counts),
+            {name: self.mux.wire.traffic[name] for name in TRAFFIC},
         )
 
     def limit_devices(self, max_qp: int | None, max_mr: int | None) -> None:

@@ -342,7 +342,7 @@ class PortTable:
             self._bind_free_port(owner)
             return
         if owner.port < _PRIVILEGED and not may_bind_privileged():
-            hint = f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE"
+            hint = f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE (rdmacm doctor A9)"
             raise cm_error(errno.EACCES, f"port {owner.port} is privileged", "bind_addr", hint=hint)
         self._bind_port(owner)
 
@@ -366,7 +366,7 @@ class PortTable:
             errno.EADDRNOTAVAIL,
             f"no port in {low}..{high} is free",
             "bind_addr",
-            hint="destroy ids that are not needed, or widen net.ipv4.ip_local_port_range",
+            hint="destroy ids that are not needed, or widen net.ipv4.ip_local_port_range (rdmacm doctor A5)",
         )
 
     def _bind_port(self, owner: PortOwner) -> None:

@@ -143,6 +143,7 @@ class FabricWire(Wire):
         self._groups: dict[tuple[bytes, int], None] = {}
         self.is_open = False
         self.counters: Counter[str] = Counter()
+        self.traffic: Counter[str] = Counter()
         self.slot = slot
         self.slots: Sequence[int] = (slot,)
         self.capacity = _MAX_INBOX

@@ -50,6 +50,39 @@ def add_roles(parser: Parser, *, host: bool) -> None:
         parser.add_argument("-c", "--client", action="store_true", help="Run as the client.")
 
 
+def add_host(parser: Parser) -> None:
+    """Add the operand HOST, for :func:`take_host`."""
+    what = "Run as the client of the server on this host, which may be HOST:PORT or [IPV6]:PORT."
+    parser.add_argument("host", nargs="?", metavar="HOST", help=what)
+
+
+def host_and_port(text: str) -> tuple[str, str]:
+    """Split ``HOST:PORT`` and ``[IPV6]:PORT``; the port is empty without one."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest[1:] if rest.startswith(":") else ""
+    host, colon, port = text.partition(":")
+    return (host, port) if colon and ":" not in port else (text, "")
+
+
+def take_host(args: argparse.Namespace, dest: str) -> None:
+    """Make the operand HOST the value of the option ``dest``, and what follows its address the value of ``--port``."""
+    if args.host is not None:
+        if getattr(args, dest) is not None:
+            args.parser.error(f"HOST {args.host!r} and {getattr(args, dest)!r} are two servers")
+        setattr(args, dest, args.host)
+    given = getattr(args, dest)
+    if given is None:
+        return
+    host, port = host_and_port(given)
+    if port:
+        try:
+            args.port = integer_between(0, 65535, "port")(port)
+        except argparse.ArgumentTypeError as problem:
+            args.parser.error(f"{given!r}: {problem}")
+    setattr(args, dest, host)
+
+
 def add_address(parser: Parser) -> None:
     """Add ``-b``."""
     parser.add_argument("-b", "--bind", metavar="ADDR", help="The local address to listen on or to connect from.")
@@ -73,8 +106,8 @@ def add_provider(parser: Parser) -> None:
 
 def named_hosts(args: argparse.Namespace) -> list[str]:
     """The hosts that the options of a command name, to connect to or to listen on."""
-    values = (getattr(args, name, None) for name in ("address", "server", "client", "bind"))
-    return [value for value in values if isinstance(value, str)]
+    values = (getattr(args, name, None) for name in ("host", "address", "server", "client", "bind"))
+    return [host_and_port(value)[0] for value in values if isinstance(value, str)]
 
 
 def add_resolution_timeout(parser: Parser) -> None:

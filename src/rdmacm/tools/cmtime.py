@@ -18,12 +18,14 @@ from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools.arguments import (
     add_address,
+    add_host,
     add_number,
     add_port,
     add_provider,
     add_resolution_timeout,
     add_wait_limit,
     integer_between,
+    take_host,
 )
 from rdmacm.tools.connection import find_server
 from rdmacm.tools.core_name import core_line, core_name
@@ -41,7 +43,7 @@ PAGE = Page(
     command="cmtime",
     summary="time each step of setting up connections",
     description="""
-        The client, the end with -s, connects N times to the server and reports the time of each step: creating the
+        The client, the end with HOST, connects N times to the server and reports the time of each step: creating the
         id, resolving address and route, creating the queue pair, connecting (until the server's answer has arrived),
         moving the queue pair to ready-to-send, confirming, disconnecting and destroying. Options are those of
         cmtime(1) of librdmacm, and the first columns of the table are its columns. With --local the server is a
@@ -62,7 +64,7 @@ PAGE = Page(
         ("rdmacm cmtime --local -c 1000", "Time a thousand connections to a second process on this machine."),
         ("rdmacm cmtime --local -c 10000 --concurrent --hold", "Keep ten thousand connections open at once."),
         ("rdmacm cmtime", "Serve clients until Ctrl-C."),
-        ("rdmacm cmtime -s storage-7 --json", "Time a hundred connections to another host."),
+        ("rdmacm cmtime storage-7 --json", "Time a hundred connections to another host."),
     ),
     see_also="cmtime(1), rdmacm rping, rdmacm perf",
     environment=("RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"),
@@ -87,7 +89,8 @@ _ENDED = frozenset((CmEventType.DISCONNECTED, CmEventType.CONNECT_ERROR, CmEvent
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm cmtime``."""
     add = parser.add_argument
-    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
+    add_host(parser)
+    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address, as HOST.")
     add_address(parser)
     what = "Number of connections; the server takes any number"
     add_number(parser, ("-c", "--connections"), integer_between(1, _MAX_CONNECTIONS), 100, "N", what)
@@ -106,6 +109,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve or measure."""
+    take_host(args, "server")
     if args.local and args.server is not None:
         args.parser.error("-s and --local exclude each other")
     if args.serial and args.concurrent:
@@ -368,8 +372,8 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
     server = format_address(destination)
     waits = PeerWait(server, args.timeout)
     waits.hint = (
-        "checking that a server listens on that port and runs, that firewalls let UDP port 4791 pass,"
-        " or a longer --timeout"
+        "checking that a server listens on that port and runs, that firewalls let UDP port 4791 pass (rdmacm doctor"
+        " C1), or a longer --timeout"
     )
     source = None if args.bind is None else (args.bind, 0)
     queues: dict[str, CQ] = {}  # one for each device

@@ -16,13 +16,14 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
 from rdmacm.constants import CmEventType, PortSpace, RaiFlag
 from rdmacm.diagnosis.explain import resolve
+from rdmacm.endpoint.silence import ASK_SECONDS, PacketSizes, PeerWatch
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap
-from rdmacm.verbs.buffers import Buffer
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPState, QPType, WCStatus
 from rdmacm.verbs.pd import MR
@@ -32,6 +33,8 @@ from rdmacm.verbs.qp import QP, QPInitAttr
 PORT_SPACES = {QPType.RC: PortSpace.TCP, QPType.UC: PortSpace.IB, QPType.UD: PortSpace.UDP}
 #: Seconds that a peer may take to confirm the end of a connection.
 DISCONNECT_TIMEOUT = 2.0
+#: Questions to a peer while a completion is late: for longer than a device with usual timeouts sends a packet again.
+_MOST_QUESTIONS = 20
 
 
 class ToolConnection(AbstractContextManager["ToolConnection"]):
@@ -74,10 +77,17 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
                 self.qp = cmid.create_qp(attr)
                 stack.callback(cmid.destroy_qp)
             self._resources = stack.pop_all()
+        #: How often it was asked in this wait.
+        self._questions = 0
+        #: Whether the peer answers while a completion is late; None until one is.
+        self._watch: PeerWatch | None = None
+        #: Bytes of the longest memory region: no message is longer.
+        self._longest = 0
         self.open_connections.add(self)
 
     def register(self, buffer: Buffer, access: AccessFlag = AccessFlag.LOCAL_WRITE) -> MR:
         """Register memory until the connection is closed."""
+        self._longest = max(self._longest, byte_view(buffer).nbytes)
         return self._resources.enter_context(MR(self.cmid.pd, buffer, access))
 
     def connect(self, param: ConnParam, waits: PeerWait) -> bytes:
@@ -125,18 +135,42 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
 
     def wait(self) -> None:
         """Wait until there is a completion to poll; the error of ``waits`` when the peer takes too long."""
+        self._questions = 0
         if self.waits is None:
+            while self._questions < _MOST_QUESTIONS and self.cmid.qp_type is QPType.RC:
+                if self._wait(ASK_SECONDS):
+                    return
             self.cq.wait(None)
         else:
-            self.waits.briefly(self.cq.wait)
+            self.waits.briefly(self._wait)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for a completion. If none comes, ask the peer whether it is there, until the device has given up."""
+        if self._questions >= _MOST_QUESTIONS or self.cmid.qp_type is not QPType.RC:
+            return self.cq.wait(seconds)
+        found = self.cq.wait(min(seconds, ASK_SECONDS))
+        if not found and seconds >= ASK_SECONDS:
+            self._questions += 1
+            provider = self.cmid.channel.provider
+            self._watch = watch = self._watch or PeerWatch(self.qp, provider.clock)
+            provider.drive(lambda: (watch.ask(),), 0)
+        return found
 
     def next(self) -> WC:
         """Return the next completion; raise the error of a failed one."""
         while not (found := self.cq.poll(1)):
             self.wait()
         if found[0].status is not WCStatus.SUCCESS:
-            raise completion_failure(found[0], self.peer)
+            raise self.failure(found[0])
         return found[0]
+
+    def failure(self, wc: WC) -> RdmaError:
+        """Return the error of a failed completion."""
+        if wc.status is WCStatus.RETRY_EXC_ERR and self._watch is not None and self._watch.answers:
+            sizes = PacketSizes(self.cmid)
+            if sizes.of(self._longest) > sizes.arrived:
+                return sizes.error(self._longest, "transfer", self.cmid)
+        return completion_failure(wc, self.peer)
 
     def wait_for(self, wr_id: int) -> WC:
         """Return the completion of the only outstanding work request with this wr_id."""

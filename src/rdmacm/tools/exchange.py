@@ -191,7 +191,7 @@ class End(AbstractContextManager["End"]):
         )
         self.waits.hint = (
             "checking that a server listens on that port and has the same -c, -C and -S, that firewalls let UDP port"
-            " 4791 pass, or a longer --timeout"
+            " 4791 pass (rdmacm doctor C1), or a longer --timeout"
         )
 
     def _hints(self, flags: RaiFlag) -> AddrInfo:

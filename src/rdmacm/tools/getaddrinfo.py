@@ -92,7 +92,7 @@ def _parse_source(text: str) -> InetAddr:
     return address
 
 
-def add_name_arguments(parser: Parser, *, service_required: bool = False) -> None:
+def add_name_arguments(parser: Parser) -> None:
     """Add NODE, SERVICE and the options for the hints."""
     parser.add_argument(
         "node", metavar="NODE", help="A host name, an IPv4 or IPv6 address (%%INTERFACE allowed), a GID, or - for none."
@@ -100,7 +100,7 @@ def add_name_arguments(parser: Parser, *, service_required: bool = False) -> Non
     parser.add_argument(
         "service",
         metavar="SERVICE",
-        nargs=None if service_required else "?",
+        nargs="?",
         help="A port number or a name from services(5); with --sa the name or id of a registered service.",
     )
     parser.add_argument(

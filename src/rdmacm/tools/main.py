@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from importlib import import_module
 from typing import NoReturn, cast
 
@@ -22,28 +25,24 @@ from rdmacm.tools.output import (
     ReportedError,
     Tool,
     UsageError,
+    abandon_output,
+    bold,
     error_json,
     write,
     write_error,
     write_json,
 )
 
-#: The commands, in the order of the help page. Each is a module of this package, imported when it is used.
-COMMANDS = (
-    "devices",
-    "sa",
-    "getaddrinfo",
-    "resolve",
-    "explain",
-    "demo",
-    "rping",
-    "ucmatose",
-    "udaddy",
-    "mckey",
-    "cmtime",
-    "perf",
-    "run",
+#: The commands by purpose, in the order of the help page. Each is a module of this package, imported when it is used.
+GROUPS = (
+    ("Look up devices, names and routes", ("devices", "sa", "getaddrinfo", "resolve", "explain")),
+    ("Find what is wrong", ("doctor", "check", "trace")),
+    ("Connect and move data", ("demo", "rping", "ucmatose", "udaddy", "mckey")),
+    ("Measure", ("cmtime", "perf", "stat")),
+    ("Run C programs", ("run",)),
+    ("Set up a shell", ("completion",)),
 )
+COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 
 _PAGE = Page(
     command="",
@@ -54,7 +53,8 @@ _PAGE = Page(
         hardware is needed: each network interface has a software device.
 
         Output is for people, or with --json for programs. --pcap FILE, before or after the command, captures the
-        packets sent and received for Wireshark. 'rdmacm COMMAND --help' is the page of a command.
+        packets sent and received for Wireshark; with --pcap - they go to standard output, and text to standard error.
+        'rdmacm COMMAND --help' is the page of a command.
     """,
     examples=(
         ("rdmacm devices", "List the devices, their ports and GIDs."),
@@ -69,13 +69,26 @@ def _tool(command: str) -> Tool:
     return cast("Tool", import_module(f"rdmacm.tools.{command.replace('-', '_')}"))
 
 
+def program_parser(*, with_commands: bool) -> Parser:
+    """Return the parser of what stands before a command. ``with_commands``: its page lists them, which imports all."""
+    parser = Parser(_PAGE, [(name, _tool(name).PAGE.summary) for name in COMMANDS] if with_commands else ())
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="The command to run; see COMMANDS.")
+    parser.add_argument("-h", "--help", action="help", help="Show this page.")
+    parser.add_argument("--version", action="store_true", help="Show the version, and which core runs.")
+    parser.add_argument("--json", action="store_true", help="With --version, write an object: version, core and why.")
+    return parser
+
+
 def parser_of(tool: Tool) -> Parser:
     """Return the parser of a command: the tool's own arguments, and those of all tools."""
     parser = Parser(tool.PAGE)
     tool.add_arguments(parser)
     if parser.has("provider"):
         parser.add_argument(
-            "--pcap", metavar="FILE", help="Write the RoCEv2 packets sent and received to this file (pcapng)."
+            "--pcap",
+            metavar="FILE",
+            help="Write the RoCEv2 packets sent and received to this file (pcapng). With - they go to standard output,"
+            " and text to standard error.",
         )
     parser.add_argument("-h", "--help", action="help", help="Show this page.")
     return parser
@@ -93,24 +106,46 @@ def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
     if command == ["help"]:  # "rdmacm help resolve" is "rdmacm resolve --help"
         own, command, rest = (own, rest[:1], ["--help"]) if rest else (["--help"], [], [])
     asks = any(option in ("-h", "--help") for option in own)
-    parser = Parser(_PAGE, [(name, _tool(name).PAGE.summary) for name in COMMANDS] if asks else ())
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="The command to run; see COMMANDS.")
-    parser.add_argument("-h", "--help", action="help", help="Show this page.")
-    parser.add_argument("--version", action="store_true", help="Show the version, and which core runs.")
-    if parser.parse_args([*own, *command]).version:
-        from rdmacm import __version__
-        from rdmacm.proto import core_choice
-
-        write(f"rdmacm {__version__}, {core_choice.description()}\n")
+    parser = program_parser(with_commands=asks)
+    args = parser.parse_args([*own, *command])
+    if args.version:
+        _write_version(is_json=args.json)
         return None
+    if args.json:
+        parser.error("--json stands behind the command")
     if not command:
-        parser.error("no command is given")
+        if moved:
+            parser.error("no command is given")
+        write(_overview())
+        return None
     if command[0] not in COMMANDS:
         from difflib import get_close_matches
 
         near = get_close_matches(command[0], COMMANDS, 1)
         raise UsageError(f"no command {command[0]!r}; try: {f'rdmacm {near[0]}' if near else 'rdmacm --help'}")
     return command[0], [*moved, *rest]
+
+
+def _write_version(*, is_json: bool) -> None:
+    from rdmacm import __version__
+    from rdmacm.proto import core_choice
+
+    if is_json:
+        write_json({"version": __version__, "core": core_choice.name, "why": core_choice.description()})
+    else:
+        write(f"rdmacm {__version__}, {core_choice.description()}\n")
+
+
+def _overview() -> str:
+    """The commands by purpose, for a command line without one."""
+    width = max(map(len, COMMANDS))
+    parts = [
+        f"{bold(title)}\n" + "".join(f"  {name:<{width}}  {_tool(name).PAGE.summary}\n" for name in names)
+        for title, names in GROUPS
+    ]
+    return "\n".join(
+        ["rdmacm COMMAND [OPTION]... [ARGUMENT]...\n", *parts, "'rdmacm COMMAND --help' is the page of a command.\n"]
+    )
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -134,13 +169,48 @@ def _run_tool(tool: Tool, args: argparse.Namespace) -> int:
         return tool.run(args)
     from rdmacm.diagnosis.captures import capture
 
-    with capture(args.pcap, args.provider) as packets:
+    with ExitStack() as stack:
+        path = args.pcap
+        if path == "-":
+            path = _binary_output(args)
+            stack.callback(os.close, path)
+            stack.enter_context(redirect_stdout(sys.stderr))  # what the tool shows, as tcpdump -w - does
+            _end_with_reader(path)
+        packets = stack.enter_context(capture(path, args.provider))
         status = tool.run(args)
+    if packets.error is not None and args.pcap == "-" and packets.error.errno == errno.EPIPE:
+        abandon_output()
+        raise ReaderGoneError
     if packets.error is not None:
         raise cm_error(
             packets.error.errno or 0, f"the capture is incomplete: {packets.error.strerror}", "capture", args.pcap
         )
     return status
+
+
+def _binary_output(args: argparse.Namespace) -> int:
+    """A descriptor of standard output, for packets."""
+    if getattr(args, "json", False):
+        args.parser.error("--json and --pcap - both write to standard output")
+    if sys.stdout is None:
+        raise cm_error(errno.EBADF, os.strerror(errno.EBADF), "capture", "standard output")
+    if sys.stdout.isatty():
+        args.parser.error("--pcap - would write packets to the terminal; to a program: --pcap - | tcpdump -r -")
+    return os.dup(sys.stdout.fileno())
+
+
+def _end_with_reader(descriptor: int) -> None:
+    """Raise ReaderGoneError in the main thread once nobody reads the pipe any more."""
+
+    def see(*_: object) -> None:
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if poll.poll(0):  # not another broken pipe or socket
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            raise ReaderGoneError
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGPIPE, see)
 
 
 def command() -> NoReturn:
@@ -149,12 +219,28 @@ def command() -> NoReturn:
         try:
             sys.unraisablehook = _unraisable
             raise_when_interrupted()
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, _terminate)
             status = main()
         finally:
             exit_when_interrupted()
     except KeyboardInterrupt:
         status = STATUS
+    if _terminated and status == STATUS:
+        status = 128 + signal.SIGTERM
     sys.exit(status)
+
+
+#: Whether SIGTERM has come.
+_terminated = False
+
+
+def _terminate(*_: object) -> None:
+    """SIGTERM ends a command as Ctrl-C does: it shows what it has, and its peers learn that it ends."""
+    global _terminated
+    _terminated = True
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _unraisable(failure: sys.UnraisableHookArgs) -> None:
@@ -162,8 +248,6 @@ def _unraisable(failure: sys.UnraisableHookArgs) -> None:
     if not isinstance(failure.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(failure)
         return
-    import threading
-
     # Not in this thread: it would come before this function returns, and be lost again.
     threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
 

@@ -164,8 +164,8 @@ class _Endpoint(DatagramEnd[_Node]):
             f" {self.received} of {0 if args.send else self.messages * args.connections} messages received"
         )
         self.waits.hint = (
-            "checking that the sender has the same -C and -S, that firewalls let UDP port 4791 and IGMP or MLD pass, or"
-            " a longer --timeout"
+            "checking that the sender has the same -C and -S, that firewalls let UDP port 4791 and IGMP or MLD pass"
+            " (rdmacm doctor C1), or a longer --timeout"
         )
 
     def facts(self) -> dict[str, object]:

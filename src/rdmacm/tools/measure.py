@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+#: The figures of :meth:`Samples.microseconds`, in order.
+STATISTICS = ("min", "mean", "p50", "p99", "max")
 #: Percentiles are computed from the latest samples; minimum, mean and maximum from all.
 _MAX_SAMPLES = 100_000
 
@@ -53,6 +55,17 @@ class Samples:
         return {name: round(seconds * share * 1e6, 2) for name, seconds in statistics.items()}
 
 
+class ProcessorUse:
+    """What part of a processor this process uses, from its making on."""
+
+    def __init__(self) -> None:
+        self._began, self._used = time.perf_counter(), time.process_time()
+
+    def share(self) -> float:
+        """Return it: 1.0 is all of one processor; several threads may use more."""
+        return (time.process_time() - self._used) / max(time.perf_counter() - self._began, 1e-9)
+
+
 class ProgressLine:
     """A line on standard error that is updated once a second, if standard error is a terminal."""
 
@@ -62,6 +75,8 @@ class ProgressLine:
         self._next = time.monotonic() + 1
         #: The length of the text that is shown.
         self._width = 0
+        #: What the line begins with.
+        self.head = ""
 
     def is_due(self, now: float) -> bool:
         """Whether :meth:`show` would write."""
@@ -69,6 +84,7 @@ class ProgressLine:
 
     def show(self, text: str) -> None:
         """Overwrite the line with ``text``."""
+        text = self.head + text
         with contextlib.suppress(OSError):
             sys.stderr.write(f"\r{text:<{self._width}}")
             sys.stderr.flush()

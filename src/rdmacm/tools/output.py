@@ -28,11 +28,12 @@ _WIDTH = 79
 #: The greatest width of a line of output that has no longer word, and the least width of a wrapped text, in columns.
 _COLUMNS, _LEAST_TEXT = 80, 20
 
-_EXIT_STATUS = (
+EXIT_STATUS = (
     ("0", "Success."),
     ("1", "Failure; one line on standard error, and with --json an object, has the step, address, reason and hint."),
     ("2", "Wrong usage."),
     ("130", "Interrupted (Ctrl-C)."),
+    ("143", "Terminated (SIGTERM)."),
     ("141", "Standard output was closed by its reader, as with '| head'."),
 )
 
@@ -88,6 +89,16 @@ class Page:
     def program(self) -> str:
         """``rdmacm devices``."""
         return f"{PROGRAM} {self.command}".rstrip()
+
+    @property
+    def variables(self) -> list[tuple[str, str]]:
+        """The environment variables with their descriptions."""
+        return [*self.own_environment, *((name, _VARIABLES[name]) for name in (*self.environment, "RDMACM_LOG"))]
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The paragraphs of the description; an indented one begins with a space."""
+        return textwrap.dedent(self.description).strip().split("\n\n")
 
 
 class Tool(Protocol):
@@ -147,20 +158,27 @@ class Parser(argparse.ArgumentParser):
         """Write the page to standard output."""
         write(self.format_help())
 
+    @property
+    def arguments(self) -> list[argparse.Action]:
+        """The arguments, operands first."""
+        return sorted(self._arguments, key=lambda action: bool(action.option_strings))
+
+    @property
+    def synopsis(self) -> str:
+        """What follows the name of the command."""
+        return " ".join(["[OPTION]...", *self._operands, *(["[ARGUMENT]..."] if self._commands else [])])
+
     def format_help(self) -> str:
         """Return the page."""
         page = self.page
-        common = [(name, _VARIABLES[name]) for name in (*page.environment, "RDMACM_LOG")]
-        synopsis = [self.prog, "[OPTION]...", *self._operands, *(["[ARGUMENT]..."] if self._commands else [])]
-        operands_first = sorted(self._arguments, key=lambda action: bool(action.option_strings))
         sections = [
             ("NAME", [_wrapped(f"{page.program} - {page.summary}")]),
-            ("SYNOPSIS", [_wrapped(" ".join(synopsis))]),
-            ("DESCRIPTION", [_paragraph(text) for text in textwrap.dedent(page.description).strip().split("\n\n")]),
-            ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in operands_first]),
+            ("SYNOPSIS", [_wrapped(f"{self.prog} {self.synopsis}")]),
+            ("DESCRIPTION", [_paragraph(text) for text in page.paragraphs]),
+            ("OPTIONS", [_entry(invocation(action), help_of(action)) for action in self.arguments]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
-            ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries([*page.own_environment, *common])]),
+            ("EXIT STATUS", [_entries(EXIT_STATUS)]),
+            ("ENVIRONMENT", [_entries(page.variables)]),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
@@ -173,14 +191,16 @@ def _metavar(action: argparse.Action) -> str:
     return "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
 
 
-def _invocation(action: argparse.Action) -> str:
+def invocation(action: argparse.Action) -> str:
+    """How an argument is written: ``-p, --port PORT``."""
     if not action.option_strings:
         return _metavar(action)
     names = ", ".join(action.option_strings)
     return names if action.nargs == 0 else f"{names} {_metavar(action)}"
 
 
-def _help(action: argparse.Action) -> str:
+def help_of(action: argparse.Action) -> str:
+    """The description of an argument."""
     return (action.help or "") % vars(action)
 
 

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rdmacm.cmid import CmId
-from rdmacm.errors import CmDisconnectedError, CmRejectedError, cm_error, printable
+from rdmacm.errors import CmDisconnectedError, CmRejectedError, RdmaError, cm_error, printable
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import perf_unreliable
 from rdmacm.tools.arguments import (
     add_address,
+    add_host,
     add_number,
     add_port,
     add_provider,
@@ -27,24 +29,29 @@ from rdmacm.tools.arguments import (
     add_wait_limit,
     integer_between,
     seconds_between,
+    take_host,
 )
-from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
+from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.core_name import core_line, core_name
-from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
-from rdmacm.tools.output import Page, Parser, write, write_json
+from rdmacm.tools.measure import Intervals, ProcessorUse, ProgressLine, Samples, size_text
+from rdmacm.tools.output import Page, Parser, write, write_error, write_json
 from rdmacm.tools.perf_plan import (
     ACCESS,
     BATCHES,
     MAX_DEPTH,
     MAX_SIZE,
     OPCODES,
+    SUMMARY_SIZE,
     Op,
     Plan,
     Result,
     answer_of,
     pack_answer,
-    text,
+    pack_use,
+    result_of,
+    use_of,
 )
+from rdmacm.tools.perf_report import PLOT_ENDINGS, Rows, bars, plot_problem, server_line, write_plot
 from rdmacm.tools.serving import ServerProcess, listening, own_host, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -66,22 +73,28 @@ PAGE = Page(
         server needs the same --type. There the receiver counts the messages and reports every fourth part of --depth;
         the bandwidth is that of the messages that have arrived, and the others are shown as lost.
 
-        Without -s and -c the server is a second process on this machine. Then, unless an operation is given, a table
-        is measured: the latency of 64 byte messages, polling and blocking, and the bandwidth of write and read with
-        4 KiB, 64 KiB and 1 MiB.
+        Without -s and a host the server is a second process on this machine. Then, unless an operation is given, a
+        table is measured: the latency of 64 byte messages, polling and blocking, and the bandwidth of write and read
+        with 4 KiB, 64 KiB and 1 MiB.
 
-        On a terminal a line shows the progress once a second. With --json, writes a list of objects: type, op, size,
-        depth, mode (polling or blocking), kind (latency or bandwidth), core (c or python; null on the kernel's
-        devices), count, lost (UC and UD, or null), received (of the other direction with --bidirectional, or null),
-        bytes (in both directions), seconds, latency_us (min, mean, p50, p99 and max, or null), bytes_per_second,
-        messages_per_second and intervals (with --interval, or null: for each the seconds since the begin, count and
-        bytes_per_second).
+        Each row is shown when it is measured; its last column has what part of a processor client and server have
+        used, in percent. On a terminal a line shows the progress once a second. Ctrl-C ends the measurement and shows
+        what was measured. A server shows a line for each measurement of a client.
+
+        With --json, writes a list of objects, also when interrupted: type, op, size, depth, mode (polling or
+        blocking), kind (latency or bandwidth), core (c or python; null on the kernel's devices), count, lost (UC and
+        UD, or null), received (of the other direction with --bidirectional, or null), bytes (in both directions),
+        seconds, latency_us (min, mean, p50, p99 and max, or null), bytes_per_second, messages_per_second, processors
+        (what client and server have used, 1.0 for one processor, or null), interrupted, and intervals (with
+        --interval, or null: for each the seconds since the begin, count and bytes_per_second). A server writes an
+        object for each measurement, with peer as well; one that ended without a result has only the members up to
+        kind.
     """,
     examples=(
         ("rdmacm perf", "Measure the table on this machine."),
         ("rdmacm perf -s", "Serve clients until Ctrl-C."),
-        ("rdmacm perf -c storage-7 --op write --size 1048576", "Measure the bandwidth of writes to another host."),
-        ("rdmacm perf -a --op write", "Measure the bandwidth of writes of 2 bytes to 8 MiB."),
+        ("rdmacm perf storage-7 --op write --size 1048576", "Measure the bandwidth of writes to another host."),
+        ("rdmacm perf -a --op write --plot write.svg", "Plot the bandwidth of writes of 2 bytes to 8 MiB."),
         ("rdmacm perf --type ud --size 1024 --interval 1", "Measure datagrams, with a line every second."),
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
@@ -99,6 +112,7 @@ _TYPES = {"rc": QPType.RC, "uc": QPType.UC, "ud": QPType.UD}
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm perf``."""
+    add_host(parser)
     add_roles(parser, host=True)
     add_address(parser)
     add_port(parser, 7472)
@@ -148,13 +162,31 @@ def add_arguments(parser: Parser) -> None:
         metavar="S",
         help="Write a line about every S seconds of a measurement.",
     )
+    parser.add_argument(
+        "--plot",
+        type=_plot_file,
+        metavar="FILE",
+        help="Also draw the results, over the size or --interval, to a file (.svg, .png or .pdf) by matplotlib; without"
+        " matplotlib, and with -, as bars on standard output.",
+    )
     parser.add_argument("--json", action="store_true", help="Write a list of JSON objects.")
     add_wait_limit(parser)
     add_provider(parser)
 
 
+def _plot_file(text: str) -> str:
+    if text != "-" and not text.endswith(PLOT_ENDINGS):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(PLOT_ENDINGS)}")
+    return text
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve or measure."""
+    take_host(args, "client")
+    if args.server and args.plot is not None:
+        args.parser.error("--plot is an option of the client")
+    if args.json and args.plot == "-":
+        args.parser.error("--json and --plot - both write to standard output")
     if args.server and args.client is not None:
         args.parser.error("-s and -c exclude each other")
     if args.seconds is not None and args.count is not None:
@@ -164,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
     qp_type = _TYPES[args.type]
     if args.server:
         with listening(args.bind, args.port, provider=args.provider, qp_type=qp_type) as listener:
-            serve_in_turn(listener, serve_client)
+            serve_in_turn(listener, partial(serve_client, show=partial(_show_client, args)))
         return 0
     named = args.op or args.latency or args.blocking or args.size is not None or args.all or args.bidirectional
     named = named or args.post_list
@@ -175,13 +207,11 @@ def run(args: argparse.Namespace) -> int:
     if plans[0].fault:
         args.parser.error(plans[0].fault)
     if args.client is not None:
-        _measure_all(args, args.client, args.port, plans)
-        return 0
+        return _measure_all(args, args.client, args.port, plans)
     host = args.bind or own_host(args.provider)
     argv = ("perf", "-s", "-b", host, "-p", "0", "--type", args.type)
     with ServerProcess(*argv, timeout=args.timeout, provider=args.provider) as server:
-        _measure_all(args, host, server.port, plans)
-    return 0
+        return _measure_all(args, host, server.port, plans)
 
 
 def _plans_of(args: argparse.Namespace) -> list[Plan]:
@@ -220,6 +250,13 @@ def _default_plans(seconds: float, count: int, interval: float) -> list[Plan]:
 # -- both ends -----------------------------------------------------------------------------------------------
 
 
+def _boxes(connection: ToolConnection, plan: Plan) -> tuple[MR, MR]:
+    """Register memory for the messages of a peer, and for what is told at the end."""
+    room = SUMMARY_SIZE + 1
+    inbox = connection.register(bytearray(max(room, plan.size if plan.op is Op.SEND else 0)))
+    return inbox, connection.register(bytearray(room))
+
+
 def _open_connection(cmid: CmId, plan: Plan) -> ToolConnection:
     # The queues are twice as deep as needed: an answer may arrive before the ACK of its request, and a sender may see
     # its completion before the receiver has processed the message. The others are for the messages after batches.
@@ -240,7 +277,7 @@ def _completions(connection: ToolConnection, most: int, blocking: bool) -> list[
         found = poll(most)
     for wc in found:
         if wc.status is not WCStatus.SUCCESS:
-            raise completion_failure(wc, connection.peer)
+            raise connection.failure(wc)
     return found
 
 
@@ -254,6 +291,10 @@ class _Requests:
 
     plan: Plan
     region: MR
+    #: Where messages arrive. Not the region, which the peer's operations may overwrite after a message.
+    inbox: MR
+    #: What is told at the end.
+    outbox: MR
     rkey: int
     address: int
 
@@ -276,7 +317,13 @@ class _Requests:
     @property
     def receive(self) -> RecvWR:
         """A receive."""
-        return RecvWR(_RECV, [self.region.sge()])
+        return RecvWR(_RECV, [self.inbox.sge()])
+
+    def tell(self, connection: ToolConnection, figures: bytes) -> None:
+        """Send the peer what this end has measured."""
+        self.outbox.buf[: len(figures)] = figures
+        piece = self.outbox.sge(0, self.plan.told_apart(len(figures)))
+        connection.qp.post_send(SendWR(_SENT, WROpcode.SEND, [piece], SendFlag.SIGNALED))
 
     @property
     def per_message(self) -> int:
@@ -287,49 +334,80 @@ class _Requests:
 # -- the server ----------------------------------------------------------------------------------------------
 
 
-def serve_client(cmid: CmId) -> None:
-    """Serve one measurement. ``cmid`` is the id of a request, which this call destroys."""
+def serve_client(cmid: CmId, show: Callable[[str, Plan, Result | None], None] = lambda *_: None) -> None:
+    """Serve one measurement. ``cmid`` is the id of a request, which this call destroys.
+
+    ``show`` gets the client's address, what it has asked for, and its result; None if it ended without.
+    """
     data = b"" if cmid.event is None else cmid.event.private_data
     asked = Plan.unpack(data, cmid.qp_type)
     if asked is None:
         with cmid:
             cmid.reject(b"not a request of rdmacm perf that this server supports")
         return
+    result: Result | None = None
     if asked.qp_type is not QPType.RC:
         with perf_unreliable.open_connection(cmid, asked) as connection:
-            perf_unreliable.serve(connection, asked, Plan.buffer_of(data))
+            result = perf_unreliable.serve(connection, asked, Plan.buffer_of(data))
+            peer = connection.peer
+        show(peer, asked, result)
         return
     with _open_connection(cmid, asked) as connection:
         region = connection.register(bytearray(asked.size), ACCESS)
-        requests = _Requests(asked, region, *Plan.buffer_of(data))
+        requests = _Requests(asked, region, *_boxes(connection, asked), *Plan.buffer_of(data))
         connection.qp.post_recv([requests.receive] * (2 * asked.depth))
         connection.accept(ConnParam(pack_answer(region.rkey, region.addr)))
         with suppress(CmDisconnectedError):
-            if asked.bidirectional:
-                _serve_both_ways(connection, requests)
-            _serve_one_way(connection, requests)
+            serving = _serve_both_ways if asked.bidirectional else _serve_one_way
+            result = serving(connection, requests)
+            while True:  # the client ends the connection
+                _completions(connection, 64, True)
+        peer = connection.peer
+    show(peer, asked, result)
 
 
-def _serve_one_way(connection: ToolConnection, requests: _Requests) -> None:
-    asked, receive = requests.plan, requests.receive
+def _show_client(args: argparse.Namespace, peer: str, asked: Plan, result: Result | None) -> None:
+    if args.json:
+        write_json({"peer": peer} | (asked if result is None else result).as_dict())
+    else:
+        write(server_line(peer, asked, result))
+
+
+def _end(connection: ToolConnection, requests: _Requests, use: ProcessorUse) -> Result | None:
+    """Take the client's result, which has arrived, and tell it what this end has used of the processor."""
+    share = use.share()
+    requests.tell(connection, pack_use(share))
+    return result_of(requests.inbox.buf, requests.plan, share)
+
+
+def _serve_one_way(connection: ToolConnection, requests: _Requests) -> Result | None:
+    asked, receive, use = requests.plan, requests.receive, ProcessorUse()
     answer = SendWR(_SENT, WROpcode.SEND, [requests.region.sge()], SendFlag.SIGNALED)
-    while asked.op is not Op.SEND:  # only the client is active; wait for the end of the connection
-        _completions(connection, 1, asked.blocking)
     while True:
-        received = sum(wc.wr_id == _RECV for wc in _completions(connection, 64, asked.blocking))
+        received = 0
+        for wc in _completions(connection, 64, asked.blocking):
+            if wc.wr_id == _RECV:
+                received += 1
+                if not asked.is_data(wc.byte_len):
+                    return _end(connection, requests, use)
         if received:
             if asked.latency:  # answer first, as the client waits; another receive is still posted
                 connection.qp.post_send([answer] * received)
             connection.qp.post_recv([receive] * received)
 
 
-def _serve_both_ways(connection: ToolConnection, requests: _Requests) -> None:
-    asked, batch = requests.plan, requests.batch(is_reported=True)
+def _serve_both_ways(connection: ToolConnection, requests: _Requests) -> Result | None:
+    asked, batch, use = requests.plan, requests.batch(is_reported=True), ProcessorUse()
     for _ in range(asked.depth // asked.batch):
         connection.qp.post_send(batch)
     while True:
         found = _completions(connection, 64, asked.blocking)
-        received = sum(wc.wr_id == _RECV for wc in found)
+        received = 0
+        for wc in found:
+            if wc.wr_id == _RECV:
+                received += 1
+                if not asked.is_data(wc.byte_len):
+                    return _end(connection, requests, use)
         if received:
             connection.qp.post_recv([requests.receive] * received)
         for _ in range(len(found) - received):
@@ -339,13 +417,23 @@ def _serve_both_ways(connection: ToolConnection, requests: _Requests) -> None:
 # -- the client ----------------------------------------------------------------------------------------------
 
 
-def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Plan]) -> None:
+def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Plan]) -> int:
     results: list[Result] = []
     provider = ""
     progress = ProgressLine()
-    show: Callable[[str], None] = (lambda _: None) if args.json else write
+    rows = Rows(plans)
+    problem = None if args.plot in (None, "-") else plot_problem()
+    if problem is not None:
+        write_error(f"{problem}; bars follow instead of {args.plot}")
+
+    def show(text: str) -> None:
+        if not args.json:
+            progress.close()
+            write(text)
+
     try:
-        for plan in plans:
+        for at, plan in enumerate(plans, 1):
+            progress.head = f"{at} of {len(plans)}: " if len(plans) > 1 else ""
             cmid, _ = find_server(host, port, source=args.bind, provider=args.provider, qp_type=plan.qp_type)
             provider = cmid.channel.provider.name
             if results and perf_unreliable.fault_of(cmid, plan):  # the end of a sweep
@@ -354,12 +442,35 @@ def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Pla
             if plan.interval and len(plans) > 1:
                 show(f"{plan.op.name.lower()} {size_text(plan.size)}\n")
             results.append(measure(cmid, plan, args.timeout, progress, show))
+            show(rows.row(results[-1]))
+            if results[-1].is_interrupted:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        _finish(args, results, provider, progress, problem)
+        raise
     finally:
         progress.close()
+    _finish(args, results, provider, progress, problem)
+    return 0 if problem is None else 1
+
+
+def _finish(
+    args: argparse.Namespace, results: list[Result], provider: str, progress: ProgressLine, problem: RdmaError | None
+) -> None:
+    """Write what follows the last measurement."""
+    progress.close()
     if args.json:
         write_json([result.as_dict() | {"core": core_name(provider)} for result in results])
-    else:
-        write("\n".join(filter(None, (text(results), core_line(provider)))))
+    elif results:
+        if results[-1].is_interrupted:
+            write_error(f"interrupted after {results[-1].seconds:.2f} s of the last measurement")
+        write("".join(f"\n{line}" for line in filter(None, [core_line(provider)])))
+    if args.plot is None or not results:
+        return
+    if args.plot != "-" and problem is None:
+        write_plot(results, args.plot)
+    elif not args.json:
+        write(f"\n{bars(results)}")
 
 
 @contextmanager
@@ -391,14 +502,30 @@ def measure(
             return perf_unreliable.measure(connection, plan, PeerWait(connection.peer, timeout), progress, show)
     with _open_connection(cmid, plan) as connection:
         region = connection.register(bytearray(plan.size), ACCESS)
-        connection.qp.post_recv([RecvWR(_RECV, [region.sge()])] * (2 * plan.depth if plan.bidirectional else 1))
+        inbox, outbox = _boxes(connection, plan)
+        connection.qp.post_recv([RecvWR(_RECV, [inbox.sge()])] * (2 * plan.depth if plan.bidirectional else 1))
         waits = PeerWait(connection.peer, timeout)
         with _rejections(connection.peer):
             data = connection.connect(ConnParam(plan.pack(region.rkey, region.addr)), waits)
-        requests = _Requests(plan, region, *answer_of(data, connection.peer))
+        requests = _Requests(plan, region, inbox, outbox, *answer_of(data, connection.peer))
         intervals = Intervals(plan.interval, plan.size, show)
         measuring = _latency if plan.latency else _bandwidth
-        return measuring(connection, waits, requests, progress, intervals)
+        use = ProcessorUse()
+        result = replace(measuring(connection, waits, requests, progress, intervals), client_use=use.share())
+        with suppress(RdmaError):  # what was measured counts, even if the server has gone
+            result = replace(result, server_use=_exchange(connection, requests, result))
+        return result
+
+
+def _exchange(connection: ToolConnection, requests: _Requests, result: Result) -> float | None:
+    """Tell the server the result; return what part of a processor it has used."""
+    requests.tell(connection, result.pack())
+    while True:
+        for wc in _completions(connection, 64, True):
+            if wc.wr_id == _RECV:
+                if not requests.plan.is_data(wc.byte_len):
+                    return use_of(requests.inbox.buf)
+                connection.qp.post_recv(requests.receive)
 
 
 def _latency(
@@ -423,16 +550,24 @@ def _latency(
     intervals.begin(began)
     limit = began + plan.seconds if plan.seconds else float("inf")
     now = began
-    while now < limit and (not plan.count or times.count < plan.count):
-        turn()
-        before, now = now, clock()
-        times.add(now - before)
-        if intervals.is_due(now):
-            intervals.report(now, times.count)
-        if progress.is_due(now):
-            progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {times.count} in {now - began:.0f} s")
+    is_interrupted = False
+    try:
+        while now < limit and (not plan.count or times.count < plan.count):
+            turn()
+            before, now = now, clock()
+            times.add(now - before)
+            if intervals.is_due(now):
+                intervals.report(now, times.count)
+            if progress.is_due(now):
+                progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {times.count} in {now - began:.0f} s")
+    except KeyboardInterrupt:
+        if not times.count:
+            raise
+        is_interrupted = True
     statistics = times.microseconds(0.5 if awaited == _RECV else 1.0)
-    return Result(plan, times.count, now - began, statistics, intervals=intervals.reports)
+    return Result(
+        plan, times.count, now - began, statistics, intervals=intervals.reports, is_interrupted=is_interrupted
+    )
 
 
 def _bandwidth(
@@ -464,21 +599,29 @@ def _bandwidth(
     intervals.begin(began)
     limit = began + plan.seconds if plan.seconds else float("inf")
     now = began
-    while True:
-        room = batches - (posted - done)
-        if plan.count:
-            room = min(room, wanted - posted)
-        if now < limit:
-            for _ in range(room):
-                connection.qp.post_send(batch)
-                posted += 1
-        if posted == done:
-            break
-        done += take()
-        now = clock()
-        if intervals.is_due(now):
-            intervals.report(now, done * plan.batch + received)
-        if progress.is_due(now):
-            rate = (done * plan.batch + received) * plan.size / (now - began)
-            progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {rate / 1e6:.0f} MB/s")
-    return Result(plan, done * plan.batch, now - began, {}, 0, received, intervals.reports)
+    is_interrupted = False
+    try:
+        while True:
+            room = batches - (posted - done)
+            if plan.count:
+                room = min(room, wanted - posted)
+            if now < limit:
+                for _ in range(room):
+                    connection.qp.post_send(batch)
+                    posted += 1
+            if posted == done:
+                break
+            done += take()
+            now = clock()
+            if intervals.is_due(now):
+                intervals.report(now, done * plan.batch + received)
+            if progress.is_due(now):
+                rate = (done * plan.batch + received) * plan.size / (now - began)
+                progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {rate / 1e6:.0f} MB/s")
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        is_interrupted = True
+    return Result(
+        plan, done * plan.batch, now - began, {}, 0, received, intervals.reports, is_interrupted=is_interrupted
+    )

@@ -1,22 +1,21 @@
 """A measurement of ``rdmacm perf``: what the client asks the server for, and the result.
 
-The private data of the client's request describes the measurement, in network byte order: ``rPf1``, operation, flags (1
+The private data of the client's request describes the measurement, in network byte order: ``rPf2``, operation, flags (1
 latency, 2 blocking, 4 bidirectional), two reserved bytes, size, depth; then R_Key and address of the client's buffer,
-which the server uses in the other direction. The private data of the answer describes the server's buffer: ``rPf1``,
-R_Key, address.
+which the server uses in the other direction. The private data of the answer describes the server's buffer: ``rPf2``,
+R_Key, address. At the end the client tells the server the result, and the server what it has used of the processor.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
 from rdmacm.errors import cm_error
-from rdmacm.tools.measure import size_text
-from rdmacm.tools.output import table
+from rdmacm.tools.measure import STATISTICS
 from rdmacm.verbs.enums import AccessFlag, QPType, WROpcode
 
 
@@ -38,7 +37,11 @@ class _Flag(IntFlag):
 _REQUEST = struct.Struct(">4sBBHII")
 _BUFFER = struct.Struct(">IQ")
 _ANSWER = struct.Struct(">4sIQ")
-_MAGIC = b"rPf1"
+_MAGIC = b"rPf2"
+#: What a client has measured: count, lost and received; seconds and its use of the processor; the latency.
+_SUMMARY = struct.Struct(f">QQQdd{len(STATISTICS)}d")
+#: An end's use of the processor.
+_USE = struct.Struct(">d")
 #: Limits of the size in bytes and of the depth in work requests.
 MAX_SIZE, MAX_DEPTH = 16 << 20, 1024
 OPCODES = {Op.SEND: WROpcode.SEND, Op.WRITE: WROpcode.RDMA_WRITE, Op.READ: WROpcode.RDMA_READ}
@@ -91,6 +94,17 @@ class Plan:
         """Work requests that are posted together."""
         return self.post_list or max(1, self.depth // BATCHES)
 
+    def as_dict(self) -> dict[str, object]:
+        """Return JSON data."""
+        return {
+            "type": self.qp_type.name.lower(),
+            "op": self.op.name.lower(),
+            "size": self.size,
+            "depth": self.depth,
+            "mode": self.mode,
+            "kind": "latency" if self.latency else "bandwidth",
+        }
+
     @property
     def fault(self) -> str:
         """Why there is no such measurement; an empty text if there is."""
@@ -106,6 +120,17 @@ class Plan:
         if self.post_list and (self.latency or self.bidirectional or self.qp_type is not QPType.RC):
             return "lists can be chosen for the bandwidth of one direction over RC"
         return ""
+
+    def is_data(self, length: int) -> bool:
+        """Whether a message of this length is one that is measured; a one-sided operation has empty ones."""
+        return length == (self.size if self.op is Op.SEND else 0)
+
+    def told_apart(self, length: int) -> int:
+        """The length of a message that tells figures of this length: one more if a measured one is as long.
+
+        iWARP has no immediate data to mark it with.
+        """
+        return length + self.is_data(length)
 
     def pack(self, rkey: int = 0, address: int = 0) -> bytes:
         """Return the private data of the request, with R_Key and address of the client's buffer."""
@@ -169,6 +194,11 @@ class Result:
     received: int = 0
     #: What was reported at each interval: ``seconds`` since the begin, ``count`` and ``bytes_per_second``.
     intervals: list[dict[str, float]] = field(default_factory=list)
+    #: What part of a processor the client and the server have used, 1.0 for all of one; None if it is not known.
+    client_use: float | None = None
+    server_use: float | None = None
+    #: Whether it has ended early, by an interrupt.
+    is_interrupted: bool = False
 
     @property
     def arrived(self) -> int:
@@ -182,13 +212,7 @@ class Result:
 
     def as_dict(self) -> dict[str, object]:
         """Return JSON data."""
-        return {
-            "type": self.plan.qp_type.name.lower(),
-            "op": self.plan.op.name.lower(),
-            "size": self.plan.size,
-            "depth": self.plan.depth,
-            "mode": self.plan.mode,
-            "kind": "latency" if self.plan.latency else "bandwidth",
+        return self.plan.as_dict() | {
             "count": self.count,
             "lost": None if self.plan.qp_type is QPType.RC else self.lost,
             "received": self.received if self.plan.bidirectional else None,
@@ -197,50 +221,49 @@ class Result:
             "latency_us": self.latency_us or None,
             "bytes_per_second": round(self.bytes_per_second),
             "messages_per_second": round(self.arrived / self.seconds, 1),
+            "processors": {"client": _rounded(self.client_use), "server": _rounded(self.server_use)},
+            "interrupted": self.is_interrupted,
             "intervals": self.intervals if self.plan.interval else None,
         }
 
-
-def _what(plan: Plan) -> str:
-    kind = "" if plan.qp_type is QPType.RC else f" ({plan.qp_type.name})"
-    return f"{plan.op.name.lower()}{kind}{', both ways' if plan.bidirectional else ''}"
-
-
-def _microseconds(key: str) -> Callable[[Result], str]:
-    return lambda result: f"{result.latency_us[key]:.1f}" if result.latency_us else ""
+    def pack(self) -> bytes:
+        """Return what the client tells the server."""
+        times = [self.latency_us.get(name, math.nan) for name in STATISTICS]
+        use = math.nan if self.client_use is None else self.client_use
+        return _SUMMARY.pack(self.count, self.lost, self.received, self.seconds, use, *times)
 
 
-#: The columns of the tables, by title: the text of each in a result. "lost" is shown only for UC and UD.
-_LATENCIES: dict[str, Callable[[Result], str]] = {
-    "latency": lambda r: f"{_what(r.plan)}{' (half a round trip)' if r.plan.op is Op.SEND else ''}",
-    "size": lambda r: size_text(r.plan.size),
-    "mode": lambda r: r.plan.mode,
-    "count": lambda r: str(r.count),
-    "lost": lambda r: str(r.lost),
-    **{f"{key} us": _microseconds(key) for key in ("min", "p50", "p99", "max")},
-}
-_BANDWIDTHS: dict[str, Callable[[Result], str]] = {
-    "bandwidth": lambda r: _what(r.plan),
-    "size": lambda r: size_text(r.plan.size),
-    "depth": lambda r: str(r.plan.depth),
-    "count": lambda r: str(r.count + r.received),
-    "lost": lambda r: str(r.lost),
-    "MB/s": lambda r: f"{r.bytes_per_second / 1e6:.1f}",
-    "Gbit/s": lambda r: f"{r.bytes_per_second * 8 / 1e9:.2f}",
-    "messages/s": lambda r: f"{r.arrived / r.seconds:,.0f}",
-}
-#: The columns that are aligned to the left.
-_LEFT = ("latency", "bandwidth", "size", "mode")
+def _rounded(use: float | None) -> float | None:
+    return None if use is None else round(use, 3)
 
 
-def text(results: list[Result]) -> str:
-    """The results as tables."""
-    tables = []
-    for is_latency, columns in ((True, _LATENCIES), (False, _BANDWIDTHS)):
-        shown = [result for result in results if result.plan.latency is is_latency]
-        can_lose = any(result.plan.qp_type is not QPType.RC for result in shown)
-        head = [title for title in columns if can_lose or title != "lost"]
-        rows = [[columns[title](result) for title in head] for result in shown]
-        if rows:
-            tables.append(table(head, rows, right=[title for title in head if title not in _LEFT]))
-    return "\n".join(tables)
+#: Bytes of :meth:`Result.pack`.
+SUMMARY_SIZE = _SUMMARY.size
+#: The use of a processor that no machine has: the peer's figure is wrong.
+_TOO_MANY = 1e5
+
+
+def result_of(data: bytes | bytearray | memoryview, plan: Plan, server_use: float | None) -> Result | None:
+    """The server's view of what a client has told it; None if that is no result."""
+    if len(data) < _SUMMARY.size:
+        return None
+    count, lost, received, seconds, use, *times = _SUMMARY.unpack_from(data)
+    if lost > count or not 0 < seconds < math.inf:
+        return None
+    known = [each for each in times if 0 <= each < math.inf]
+    latency = dict(zip(STATISTICS, known, strict=True)) if len(known) == len(times) else {}
+    return Result(plan, count, seconds, latency, lost, received, [], _known(use), server_use)
+
+
+def pack_use(use: float) -> bytes:
+    """Return what the server tells the client: its use of the processor."""
+    return _USE.pack(use)
+
+
+def use_of(data: bytes | bytearray | memoryview) -> float | None:
+    """The server's use of the processor, from its message."""
+    return _known(_USE.unpack_from(data)[0]) if len(data) >= _USE.size else None
+
+
+def _known(use: float) -> float | None:
+    return use if 0 <= use < _TOO_MANY else None

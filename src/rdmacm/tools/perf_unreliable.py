@@ -5,7 +5,8 @@ The immediate data of a message has its kind in the upper two bits, and a number
 - DATA: the message with this number; the numbers count from 0.
 - REPORT: this message, and those before it, have arrived or are lost. Sent for the last message of each batch; with
   latency for each message, and as long as that.
-- END: the client asks how many messages have arrived, and the server answers with the number.
+- END: the client tells what it has measured and asks how many messages have arrived; the server answers with the
+  number, and what it has used of the processor.
 - DONE: the client has that answer. The server of datagrams learns of the end by this, or by silence.
 
 An end has ``depth`` messages under way that no REPORT has named. If none comes for a while, they are lost.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from enum import IntEnum
 
 from rdmacm.cmid import CmId
@@ -23,13 +25,24 @@ from rdmacm.errors import CmDisconnectedError
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.connection import ToolConnection, completion_failure
-from rdmacm.tools.measure import Intervals, ProgressLine, Samples, size_text
-from rdmacm.tools.perf_plan import ACCESS, Op, Plan, Result, answer_of, pack_answer
+from rdmacm.tools.measure import Intervals, ProcessorUse, ProgressLine, Samples, size_text
+from rdmacm.tools.perf_plan import (
+    ACCESS,
+    SUMMARY_SIZE,
+    Op,
+    Plan,
+    Result,
+    answer_of,
+    pack_answer,
+    pack_use,
+    result_of,
+    use_of,
+)
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import WC, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
 
 class _Kind(IntEnum):
@@ -76,9 +89,10 @@ class _Stream:
         self._connection = connection
         self._qp, self._cq = connection.qp, connection.cq
         self.plan = plan
-        room = plan.size + (GRH_LENGTH if plan.qp_type is QPType.UD else 0)
-        self._inbox = connection.register(bytearray(room))
+        self._begin = GRH_LENGTH if plan.qp_type is QPType.UD else 0
+        self._inbox = connection.register(bytearray(self._begin + max(plan.size, SUMMARY_SIZE)))
         self._outbox = connection.register(bytearray(plan.size), ACCESS)
+        self._figures = connection.register(bytearray(SUMMARY_SIZE))
         self._receive = RecvWR(0, [self._inbox.sge()])
         self._qp.post_recv([self._receive] * (2 * plan.depth + _OTHERS))
         #: The peer's buffer.
@@ -92,8 +106,9 @@ class _Stream:
         self.moved = self.heard = time.perf_counter()
         #: Messages that have arrived.
         self.arrived = 0
-        #: Whether an END has come, and its number: how many messages the server has got.
+        #: Whether an END has come, and its number: how many messages the server has got; and what it has told.
         self.has_ended = False
+        self.told = b""
         self.peer_has: int | None = None
         #: Whether the client has the answer.
         self.is_done = False
@@ -127,10 +142,9 @@ class _Stream:
         """Whether it knows where to send."""
         return self.plan.qp_type is not QPType.UD or self._ah is not None
 
-    def _request(self, kind: _Kind, number: int, size: int, signaled: bool = True) -> SendWR:
+    def _request(self, kind: _Kind, number: int, sg: list[SGE], signaled: bool = True) -> SendWR:
         is_write = kind is _Kind.DATA and self.plan.op is Op.WRITE
         opcode = WROpcode.RDMA_WRITE_WITH_IMM if is_write else WROpcode.SEND_WITH_IMM
-        sg = [self._outbox.sge(0, size)] if size else []
         wr = SendWR(0, opcode, sg, SendFlag.SIGNALED if signaled else 0)
         wr.imm_data = kind << _NUMBER_BITS | number & _NUMBER_MASK
         if is_write:
@@ -141,7 +155,12 @@ class _Stream:
 
     def send(self, kind: _Kind, number: int = 0, size: int = 0) -> None:
         """Send one message."""
-        self._qp.post_send(self._request(kind, number, size))
+        self._qp.post_send(self._request(kind, number, [self._outbox.sge(0, size)] if size else []))
+
+    def send_end(self, figures: bytes, number: int = 0) -> None:
+        """Send an END with the figures of this end."""
+        self._figures.buf[: len(figures)] = figures
+        self._qp.post_send(self._request(_Kind.END, number, [self._figures.sge(0, len(figures))]))
 
     def fill(self, now: float, most: int = 0) -> None:
         """Send batches as long as fewer than ``depth`` messages are under way; ``most``: in all, 0 for no limit."""
@@ -151,7 +170,8 @@ class _Stream:
         while self.next - self.confirmed + plan.batch <= plan.depth and not 0 < most <= self.next:
             last = self.next + plan.batch - 1
             numbers = range(self.next, last + 1)
-            self._qp.post_send([self._request(_Kind.DATA, n, plan.size, n == last) for n in numbers])
+            sg = [self._outbox.sge(0, plan.size)]
+            self._qp.post_send([self._request(_Kind.DATA, n, sg, n == last) for n in numbers])
             self.next += plan.batch
             self.moved = now
 
@@ -198,6 +218,7 @@ class _Stream:
                 self.moved = self.heard
         elif kind == _Kind.END:
             self.peer_has, self.has_ended = number, True
+            self.told = bytes(self._inbox.buf[self._begin : self._begin + SUMMARY_SIZE])
         else:
             self.is_done = True
 
@@ -205,20 +226,27 @@ class _Stream:
 # -- the server ----------------------------------------------------------------------------------------------
 
 
-def serve(connection: ToolConnection, plan: Plan, buffer: tuple[int, int]) -> None:
-    """Serve one measurement. ``buffer``: R_Key and address of the client's buffer."""
+def serve(connection: ToolConnection, plan: Plan, buffer: tuple[int, int]) -> Result | None:
+    """Serve one measurement; return what the client has told. ``buffer``: R_Key and address of the client's buffer."""
+    result = None
     with closing(_Stream(connection, plan)) as stream:
         stream.rkey, stream.address = buffer
         connection.accept(ConnParam(pack_answer(*stream.buffer)))
+        use = ProcessorUse()
         with suppress(CmDisconnectedError):
             while not stream.is_done and time.perf_counter() - stream.heard < _IDLE:
                 stream.progress(0.05)
                 if stream.has_ended:
                     if stream.peer_has is not None:  # an END that is not answered yet
                         stream.peer_has = None
-                        stream.send(_Kind.END, stream.arrived)
+                        share = use.share()
+                        result = result_of(stream.told, plan, share)
+                        stream.send_end(pack_use(share), stream.arrived)
                 elif plan.bidirectional and stream.arrived:
                     stream.fill(time.perf_counter())
+    if result is not None and not plan.latency:  # the client cannot know yet how many were lost
+        result = replace(result, lost=max(0, result.count - stream.arrived))
+    return result
 
 
 # -- the client ----------------------------------------------------------------------------------------------
@@ -237,8 +265,10 @@ def measure(
         waits.progress = lambda: (
             f"{stream.next} messages sent, the last report came {time.perf_counter() - stream.heard:.1f} s ago"
         )
-        measuring = _latency if plan.latency else _bandwidth
-        return measuring(stream, waits, progress, intervals)
+        measuring, use = (_latency if plan.latency else _bandwidth), ProcessorUse()
+        result = replace(measuring(stream, waits, progress, intervals), client_use=use.share())
+        lost = _lost(stream, waits, result.pack())
+        return replace(result, lost=result.lost if plan.latency else lost, server_use=use_of(stream.told))
 
 
 def _bandwidth(stream: _Stream, waits: PeerWait, progress: ProgressLine, intervals: Intervals) -> Result:
@@ -246,40 +276,38 @@ def _bandwidth(stream: _Stream, waits: PeerWait, progress: ProgressLine, interva
     began = now = clock()
     intervals.begin(began)
     limit = began + plan.seconds if plan.seconds else float("inf")
-    while now < limit and not 0 < plan.count <= stream.next:
-        stream.fill(now, plan.count)
-        stream.progress(0.02)
-        now = clock()
-        if now - stream.heard > waits.seconds:
-            _lost(stream, waits)  # whether the server is still there
-            break
-        done = stream.confirmed + stream.arrived
-        if intervals.is_due(now):
-            intervals.report(now, done)
-        if progress.is_due(now):
-            rate = done * plan.size / (now - began)
-            progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {rate / 1e6:.0f} MB/s")
+    is_interrupted = False
+    try:
+        while now < limit and not 0 < plan.count <= stream.next:
+            stream.fill(now, plan.count)
+            stream.progress(0.02)
+            now = clock()
+            if now - stream.heard > waits.seconds:
+                _lost(stream, waits)  # whether the server is still there
+                break
+            done = stream.confirmed + stream.arrived
+            if intervals.is_due(now):
+                intervals.report(now, done)
+            if progress.is_due(now):
+                rate = done * plan.size / (now - began)
+                progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {rate / 1e6:.0f} MB/s")
+    except KeyboardInterrupt:
+        if not stream.next:
+            raise
+        is_interrupted = True
     while stream.confirmed != stream.next and now - stream.moved < _LOST_AFTER:
         stream.progress(0.02)
         now = clock()
-    seconds = max(stream.moved, stream.heard) - began
-    received = stream.arrived
-    return Result(
-        plan,
-        stream.next,
-        max(seconds, 1e-6),
-        {},
-        _lost(stream, waits),
-        received if plan.bidirectional else 0,
-        intervals.reports,
-    )
+    seconds = max(max(stream.moved, stream.heard) - began, 1e-6)
+    received = stream.arrived if plan.bidirectional else 0
+    return Result(plan, stream.next, seconds, {}, 0, received, intervals.reports, is_interrupted=is_interrupted)
 
 
-def _lost(stream: _Stream, waits: PeerWait) -> int:
-    """Ask the server how many messages have arrived; return how many have not."""
+def _lost(stream: _Stream, waits: PeerWait, figures: bytes = b"") -> int:
+    """Tell the server what was measured and ask how many messages have arrived; return how many have not."""
 
     def ask(seconds: float) -> bool:
-        stream.send(_Kind.END)
+        stream.send_end(figures)
         stream.moved = time.perf_counter()
         limit = stream.moved + min(seconds, _LOST_AFTER)
         while not stream.has_ended and time.perf_counter() < limit:
@@ -317,19 +345,25 @@ def _latency(stream: _Stream, waits: PeerWait, progress: ProgressLine, intervals
     began = now = clock()
     intervals.begin(began)
     limit = began + plan.seconds if plan.seconds else float("inf")
-    while now < limit and not 0 < plan.count <= sent:
-        is_answered = turn()
-        sent += 1
-        before, now = now, clock()
-        if is_answered:
-            times.add(now - before)
-        else:
-            lost += 1
-            waits.until(turn)  # whether the server is still there
-            now = clock()
-        if intervals.is_due(now):
-            intervals.report(now, times.count)
-        if progress.is_due(now):
-            progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {times.count} in {now - began:.0f} s")
-    _lost(stream, waits)
-    return Result(plan, sent, now - began, times.microseconds(0.5), lost, 0, intervals.reports)
+    is_interrupted = False
+    try:
+        while now < limit and not 0 < plan.count <= sent:
+            is_answered = turn()
+            sent += 1
+            before, now = now, clock()
+            if is_answered:
+                times.add(now - before)
+            else:
+                lost += 1
+                waits.until(turn)  # whether the server is still there
+                now = clock()
+            if intervals.is_due(now):
+                intervals.report(now, times.count)
+            if progress.is_due(now):
+                progress.show(f"{plan.op.name.lower()} {size_text(plan.size)}: {times.count} in {now - began:.0f} s")
+    except KeyboardInterrupt:
+        if not times.count:
+            raise
+        is_interrupted = True
+    statistics = times.microseconds(0.5)
+    return Result(plan, sent, now - began, statistics, lost, 0, intervals.reports, is_interrupted=is_interrupted)

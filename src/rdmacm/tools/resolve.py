@@ -27,7 +27,8 @@ PAGE = Page(
         a list of objects with name and microseconds.
 {ADDRESS_FORMS}""",
     examples=(
-        ("rdmacm resolve localhost 7471", "Resolve this host."),
+        ("rdmacm resolve localhost", "Resolve this host, without a port."),
+        ("rdmacm resolve storage-7 7471", "Resolve another host and its port 7471."),
         ("rdmacm resolve -t 500 10.0.0.2 7471", "Wait at most half a second for the next hop."),
         ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "Print only the device."),
     ),
@@ -38,7 +39,7 @@ PAGE = Page(
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm resolve``."""
-    add_name_arguments(parser, service_required=True)
+    add_name_arguments(parser)
     add_resolution_timeout(parser)
     parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 

@@ -18,9 +18,18 @@ from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
 from rdmacm.provider.connparam import ConnParam
-from rdmacm.tools.arguments import add_number, add_port, add_provider, add_roles, add_wait_limit, integer_between
+from rdmacm.tools.arguments import (
+    add_host,
+    add_number,
+    add_port,
+    add_provider,
+    add_roles,
+    add_wait_limit,
+    integer_between,
+    take_host,
+)
 from rdmacm.tools.connection import ToolConnection, find_server
-from rdmacm.tools.measure import Samples
+from rdmacm.tools.measure import Samples, size_text, time_text
 from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
 from rdmacm.tools.serving import listening, serve
 from rdmacm.tools.waiting import PeerWait
@@ -36,7 +45,8 @@ PAGE = Page(
         writes it back (RDMA WRITE) to another buffer. Protocol, options and output are those of rping(1) of
         librdmacm, which may run at the other end.
 
-        Without -C the client pings until it is interrupted. A server ends with its client; with -P it serves any
+        Without -C the client pings until it is interrupted. At its end it says how many pings came back, and how long
+        they took, but with -v shows what rping(1) does. A server ends with its client; with -P it serves any
         number of clients at a time until it is interrupted. The client sets the size. A server reports its address on
         standard error.
 
@@ -47,9 +57,9 @@ PAGE = Page(
     """,
     examples=(
         ("rdmacm rping -s -v", "Serve one client and show its data."),
-        ("rdmacm rping -c -a 127.0.0.1 -v -C 5", "Ping a server on this host five times."),
+        ("rdmacm rping localhost -v -C 5", "Ping a server on this host five times."),
         ("rdmacm rping -s -P -a ::1 -p 7200", "Serve any number of clients at an IPv6 address and port 7200."),
-        ("rdmacm rping -c -a storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
+        ("rdmacm rping storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
     ),
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
     environment=("RDMACM_PROVIDER", "RDMACM_CORE"),
@@ -72,8 +82,10 @@ _REMOTE = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WR
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm rping``."""
+    add_host(parser)
     add_roles(parser, host=False)
-    parser.add_argument("-a", "--address", metavar="ADDR", help="The server's address, to listen on or to connect to.")
+    what = "The server's address, to listen on or to connect to; ADDR:PORT and [IPV6]:PORT name its port too."
+    parser.add_argument("-a", "--address", metavar="ADDR", help=what)
     parser.add_argument("-I", "--source", metavar="ADDR", help="The client's local address.")
     add_port(parser, 7174)
     what = "Number of pings, 0 for no limit; client only"
@@ -92,11 +104,16 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run as the server or the client."""
+    if args.host is not None:
+        if args.server:
+            args.parser.error("-s and HOST exclude each other")
+        args.client = True
     if args.server == args.client:
-        args.parser.error("one of -s and -c is needed")
+        args.parser.error("one of -s and -c is needed, or the server's HOST")
+    take_host(args, "address")
     if args.client:
         if args.address is None:
-            args.parser.error("the client needs -a ADDR, the server's address")
+            args.parser.error("the client needs HOST, the server's address")
         return _client(args)
     with listening(args.address, args.port, 3, args.provider) as listener:
         serve(listener, lambda cmid: _serve(args, cmid), persistent=args.persistent)
@@ -199,8 +216,16 @@ def _client(args: argparse.Namespace) -> int:
 def _summary(
     args: argparse.Namespace, connection: ToolConnection, times: Samples, began: float, error: RdmaError | None = None
 ) -> None:
-    """With ``--json``, write the object of a client that began at a time of time.perf_counter()."""
+    """Write what a client has done that began at a time of time.perf_counter()."""
     if not args.json:
+        found = times.microseconds()
+        if found and not args.verbose:  # -v shows each ping, in the form of rping(1)
+            checked = ", all correct" if args.validate and error is None else ""
+            pings = f"{times.count} ping{'' if times.count == 1 else 's'} of {size_text(args.size)}"
+            write(
+                f"{pings} to {connection.peer} came back{checked}; min {time_text(found['min'])},"
+                f" median {time_text(found['p50'])}, max {time_text(found['max'])}\n"
+            )
         return
     write_json(
         {

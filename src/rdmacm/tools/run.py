@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     from rdmacm.run.programs import CannotRun
 
     options = Options(frozenset(args.device), args.explain, args.capture, args.loss, args.delay, args.seed)
+    if args.capture == "-":
+        args.parser.error("--pcap - writes to standard output, which is PROGRAM's")
     argv = args.program[1:] if args.program[:1] == ["--"] else args.program
     if args.serve:
         if argv:

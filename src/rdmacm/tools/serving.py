@@ -164,6 +164,7 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             stderr=subprocess.PIPE,
             env=dict(os.environ, PYTHONPATH=path),
             text=True,
+            process_group=0,  # Ctrl-C is for the tool, which asks its server for figures before it ends
         )
         waits = PeerWait(f"the second process ({self._process.pid})", timeout, has_notice=False)
         waits.step = "second process"

@@ -21,7 +21,15 @@ from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.provider.connparam import ConnParam
-from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
+from rdmacm.tools.arguments import (
+    add_address,
+    add_host,
+    add_port,
+    add_provider,
+    add_wait_limit,
+    integer_between,
+    take_host,
+)
 from rdmacm.tools.connection import completion_failure, connection_ended
 from rdmacm.tools.exchange import RECV, SEND, TIMEOUT_MS, End, add_counts, add_format, run_exchange
 from rdmacm.tools.output import Page, Parser
@@ -40,7 +48,7 @@ PAGE = Page(
     description="""
         The client opens a number of connections to the server. When all are established, the server sends messages on
         each, the client sends as many back, and the server disconnects. Protocol, options and output are those of
-        ucmatose(1) of librdmacm, which may run at the other end. The client is the end with -s.
+        ucmatose(1) of librdmacm, which may run at the other end. The client is the end with HOST.
 
         A server reports its address on standard error. Both ends must be given the same -c, -C and -S. With no
         messages, or messages of 0 bytes, the connections are established and closed, and nothing is sent.
@@ -51,9 +59,9 @@ PAGE = Page(
     """,
     examples=(
         ("rdmacm ucmatose", "Serve a client with one connection."),
-        ("rdmacm ucmatose -s 127.0.0.1", "Run that client."),
+        ("rdmacm ucmatose localhost", "Run that client."),
         ("rdmacm ucmatose -b ::1 -p 7200 -c 100 -V", "Serve a hundred connections and check the returned data."),
-        ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
+        ("rdmacm ucmatose storage-7:7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
     environment=("RDMACM_PROVIDER", "RDMACM_CORE"),
@@ -68,7 +76,8 @@ _CONNECT_PARAM = ConnParam(responder_resources=1, initiator_depth=1, retry_count
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm ucmatose``."""
     add = parser.add_argument
-    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
+    add_host(parser)
+    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address, as HOST.")
     add_address(parser)
     add_format(parser)
     add("-P", "--port-space", choices=_PORT_SPACES, default="tcp", help="The port space (default: %(default)s).")
@@ -97,11 +106,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run as the server or the client."""
+    take_host(args, "server")
     is_server = args.server is None
     if is_server and args.tos is not None:
-        args.parser.error("-t is an option of the client, and needs -s ADDR")
+        args.parser.error("-t is an option of the client, and needs HOST")
     if args.validate and not is_server:
-        args.parser.error("-V is an option of the server, and excludes -s")
+        args.parser.error("-V is an option of the server, and excludes HOST")
     if is_server:
         return run_exchange(args, "cmatose", "server", _Server)
     return run_exchange(args, "cmatose", "client", _Client)

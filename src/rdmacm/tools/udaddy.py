@@ -19,7 +19,7 @@ from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
 from rdmacm.errors import RdmaError
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
-from rdmacm.tools.arguments import add_address, add_provider, add_wait_limit, integer_between
+from rdmacm.tools.arguments import add_address, add_host, add_provider, add_wait_limit, integer_between, take_host
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import SEND, TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, add_format, run_exchange
 from rdmacm.tools.output import Page, Parser
@@ -34,7 +34,7 @@ PAGE = Page(
     description="""
         The client finds queue pairs of the server, sends datagrams to each, and the server sends as many back.
         Protocol, options and output are those of udaddy(1) of librdmacm, which may run at the other end. The client is
-        the end with -s.
+        the end with HOST.
 
         A server reports its address on standard error. Both ends must be given the same -c, -C and -S. Datagrams that
         the network loses are not sent again: a client that misses some gives up after --timeout. With no messages, or
@@ -45,9 +45,9 @@ PAGE = Page(
     """,
     examples=(
         ("rdmacm udaddy", "Serve a client with one queue pair."),
-        ("rdmacm udaddy -s 127.0.0.1", "Run that client."),
+        ("rdmacm udaddy localhost", "Run that client."),
         ("rdmacm udaddy -b ::1 --port 7200 -c 100", "Serve a client with a hundred queue pairs."),
-        ("rdmacm udaddy -s storage-7 -C 100 -S 1024 --json", "Exchange 100 datagrams of 1 KiB and print a summary."),
+        ("rdmacm udaddy storage-7 -C 100 -S 1024 --json", "Exchange 100 datagrams of 1 KiB and print a summary."),
     ),
     see_also="udaddy(1), rdmacm ucmatose",
     environment=("RDMACM_PROVIDER",),
@@ -63,7 +63,8 @@ _MAX_CONNECTIONS = 10_000
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm udaddy``."""
     add = parser.add_argument
-    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
+    add_host(parser)
+    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address, as HOST.")
     add_address(parser)
     add_format(parser)
     add("-P", "--port-space", choices=_PORT_SPACES, default="udp", help="The port space (default: %(default)s).")
@@ -89,9 +90,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run as the server or the client."""
+    take_host(args, "server")
     is_server = args.server is None
     if is_server and args.tos is not None:
-        args.parser.error("-t is an option of the client, and needs -s ADDR")
+        args.parser.error("-t is an option of the client, and needs HOST")
     if is_server:
         return run_exchange(args, "udaddy", "server", _Server)
     return run_exchange(args, "udaddy", "client", _Client)

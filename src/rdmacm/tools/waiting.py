@@ -90,8 +90,8 @@ class PeerWait:
         host = format_address(cmid.peer_addr).rpartition(":")[0]
         self.step = "connect"
         self.hint = (
-            f"checking that a server listens on port {cmid.dst_port} of {host}, that firewalls let UDP port 4791 pass,"
-            " or a longer --timeout"
+            f"checking that a server listens on port {cmid.dst_port} of {host}, that firewalls let UDP port 4791 pass"
+            " (rdmacm doctor C1), or a longer --timeout"
         )
         with PacketCounter(cmid) as packets:
             self.progress = packets.text

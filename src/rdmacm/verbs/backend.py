@@ -10,7 +10,7 @@ that device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Protocol
 
 from rdmacm.address import Gid
@@ -281,6 +281,12 @@ class QPBackend(Protocol):
 
     def query(self) -> QPAttr:
         """Every attribute as it is now, in a new object."""
+
+    def ask_peer(self) -> Hashable:
+        """Send the connected peer a packet that it answers and that has no other effect. The lock is held.
+
+        Return a value that changes with every packet from the peer; None where the device cannot, and without a peer.
+        """
 
     def post_send(self, wrs: list[SendWR]) -> None:
         """Queue requests in order.

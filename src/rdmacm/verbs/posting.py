@@ -254,6 +254,8 @@ def refuse(wr: SendWR | RecvWR, error: Exception) -> NoReturn:
         error.bad_wr = wr
         raise error
     fault = next((f"{name} is {value!r}" for name, value in _numbers(wr) if not hasattr(value, "__index__")), None)
+    if isinstance(wr, SendWR | RecvWR) and not isinstance(wr.sg, Iterable):
+        fault = f"sg is {wr.sg!r}, not a list of elements"
     refusal = _refused(wr, str(error) if fault is None else f"{fault}, not a whole number")
     refusal.bad_wr = wr
     raise refusal from error
@@ -263,7 +265,7 @@ def _numbers(wr: object) -> Iterator[tuple[str, object]]:
     """The numbers of a request and of its elements, with the names of the fields."""
     if isinstance(wr, SendWR | RecvWR):
         yield "wr_id", wr.wr_id
-        for piece in wr.sg:
+        for piece in wr.sg if isinstance(wr.sg, Iterable) else ():
             if isinstance(piece, SGE):
                 yield from (("addr", piece.addr), ("length", piece.length), ("lkey", piece.lkey))
     if isinstance(wr, SendWR):

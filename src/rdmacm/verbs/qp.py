@@ -69,7 +69,7 @@ class QPInitAttr:
     rcq: CQ | None = None
     srq: SRQ | None = None
     cap: QPCap = field(default_factory=QPCap)
-    sq_sig_all: bool = False
+    sq_sig_all: bool | int = False
 
     def copy(self) -> QPInitAttr:
         """A copy, also of :attr:`cap`."""
@@ -174,7 +174,7 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp",
             needs,
-            lambda: device.create_qp(key, attr.qp_type, attr.cap, attr.sq_sig_all, *queues, self._send_ops()),
+            lambda: device.create_qp(key, attr.qp_type, attr.cap, bool(attr.sq_sig_all), *queues, self._send_ops()),
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
         self.qp_num = self.backend.qp_num

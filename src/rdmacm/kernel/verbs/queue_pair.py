@@ -157,6 +157,9 @@ class KernelQP:
         with suppress(RdmaError), self._opened.call("post_recv"):
             self._opened.library.ibv_modify_qp(self.address, byref(error), QP_STATE)
 
+    def ask_peer(self) -> None:
+        """Ask nothing: what an adapter sends is its own affair."""
+
     def query(self) -> QPAttr:
         opened = self._opened
         found, init = ibv_qp_attr(), ibv_qp_init_attr()

@@ -16,7 +16,7 @@ from rdmacm.kernel.verbs.library import code_of, last_error
 _LOCKING = frozenset({"reg_mr", "rereg_mr", "create_cq", "resize_cq", "create_qp", "create_srq", "modify_srq"})
 _MEMLOCK_HINT = (
     "'ulimit -l unlimited', '* - memlock unlimited' in /etc/security/limits.conf, for a container --ulimit memlock=-1, "
-    "for a unit of systemd LimitMEMLOCK=infinity; 'ulimit -l' shows the limit"
+    "for a unit of systemd LimitMEMLOCK=infinity; 'ulimit -l' shows the limit (rdmacm doctor D7)"
 )
 #: What a driver lacks that answers EOPNOTSUPP.
 _FEATURES = {
@@ -28,11 +28,11 @@ _FEATURES = {
 _MODIFY_QP = {
     errno.ETIMEDOUT: (
         "the hardware address of the destination's GID was not found",
-        "'ping -I SOURCE PEER' with the addresses of the two GIDs; 'ip neigh' shows what was found",
+        "'ping -I SOURCE PEER' with the addresses of the two GIDs; 'ip neigh' shows what was found (rdmacm doctor A10)",
     ),
     errno.ENODEV: (
         "the device is gone, or the GID's network interface is in another network namespace",
-        "'rdma link' and 'ip -br addr' show the interfaces here",
+        "'rdma link' and 'ip -br addr' show the interfaces here (rdmacm doctor N1)",
     ),
 }
 
@@ -81,7 +81,7 @@ def absence(name: str, others: list[str], sys: str = "/sys") -> RdmaError:
         return open_refusal(name, nodes[name], errno.ENOENT)
     else:
         text = "libibverbs has no driver for the device"
-        hint = "'apt install ibverbs-providers'; 'ibv_devices' shows the devices with a driver"
+        hint = "'apt install ibverbs-providers'; 'ibv_devices' shows the devices with a driver (rdmacm doctor D3)"
     return cm_error(errno.ENODEV, text, "open_device", name, hint)
 
 
@@ -110,14 +110,15 @@ def open_refusal(name: str, node: str, code: int) -> RdmaError:
     path = f"/dev/infiniband/{node}"
     if not os.path.exists(path):
         text = f"there is no {path}"
-        hint = f"'modprobe ib_uverbs', in a container --device={path}; 'ls -l /dev/infiniband' shows the nodes"
+        shown = "'ls -l /dev/infiniband' shows the nodes (rdmacm doctor D4)"
+        hint = f"'modprobe ib_uverbs', in a container --device={path}; {shown}"
         return cm_error(errno.ENOENT, text, "open_device", name, hint)
     if not os.access(path, os.R_OK | os.W_OK):
         text = f"no permission to open {path}"
-        hint = f"'chmod a+rw {path}', or the group that owns it; 'ls -l {path}' shows mode and owner"
+        hint = f"'chmod a+rw {path}', or the group that owns it; 'ls -l {path}' shows mode and owner (rdmacm doctor D4)"
         return cm_error(errno.EACCES, text, "open_device", name, hint)
     if code in (errno.EPERM, errno.EACCES):
         text = f"{path} may not be opened: the device cgroup forbids it"
-        hint = f"--device={path} of the container; 'cat /proc/self/cgroup' shows the cgroup"
+        hint = f"--device={path} of the container; 'cat /proc/self/cgroup' shows the cgroup (rdmacm doctor D4)"
         return cm_error(code, text, "open_device", name, hint)
     return refusal(code, "open_device", name)

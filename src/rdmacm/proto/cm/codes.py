@@ -118,7 +118,12 @@ class ApStatus(IntEnum):
 #: What a user is told of the most frequent reasons.
 _NO_LISTENER = "nobody listens on that port"
 _REFUSED = "the peer's application, or its connection manager, refused"
-_REJECTION_TEXT = {RejectReason.INVALID_SERVICE_ID: _NO_LISTENER, RejectReason.CONSUMER_DEFINED: _REFUSED}
+_REJECTION_TEXT = {
+    RejectReason.INVALID_SERVICE_ID: _NO_LISTENER,
+    RejectReason.CONSUMER_DEFINED: _REFUSED,
+}
+#: Path MTUs in bytes, by their code in a message.
+_MTU_BYTES = {code: 128 << code for code in range(1, 6)}
 _SIDR_TEXT = {
     SidrStatus.UNSUPPORTED: _NO_LISTENER,
     SidrStatus.REJECT: _REFUSED,
@@ -126,12 +131,23 @@ _SIDR_TEXT = {
 }
 
 
-def rejection_text(reason: int) -> str:
-    """The reason of a REJ in words."""
+def rejection_text(reason: int, ari: bytes = b"", path_mtu: int = 0, *, is_passive: bool = False) -> str:
+    """The reason of a REJ in words.
+
+    ``ari`` is its additional information, of which INVALID_MTU has the peer's path MTU; ``path_mtu`` the code of the
+    one that was asked for, 0 if that is not known. ``is_passive``: whether this side was asked to connect.
+    """
     try:
         known = RejectReason(reason)
     except ValueError:
         return f"rejected, reason {reason}"
+    if known is RejectReason.INVALID_MTU and path_mtu in _MTU_BYTES:
+        theirs = _MTU_BYTES.get(ari[0] if ari else 0)
+        at_peer = f"up to {theirs} bytes" if theirs else "only a smaller one"
+        return f"the path MTU is {_MTU_BYTES[path_mtu]} bytes here, and the peer's port has {at_peer}"
+    if known is RejectReason.TIMEOUT:
+        missed = "the answer to its request (REP)" if is_passive else "the confirmation (RTU) of its answer"
+        return f"the peer has given up: {missed} did not reach it in time"
     return _REJECTION_TEXT.get(known, f"rejected: {known.name.lower().replace('_', ' ')}")
 
 

@@ -46,7 +46,7 @@ from rdmacm.soft.device.groups import Groups
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.device.mixed_trains import parts_of_train
 from rdmacm.soft.device.multiplexed import GroupQP, MultiplexedQP
-from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.base import TRAFFIC, Received, SocketAddress, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.udp import UdpWire
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ class QPMultiplexer:
             self.opened = False
             if self.core_wire is not None:
                 self.core_wire.acknowledge()
+                self.count_traffic()
                 self.core_wire.close()
             self.gsi.close()
             self.groups.clear()
@@ -462,6 +463,12 @@ class QPMultiplexer:
         strays = self.core_wire.take_strays() if self.core_wire is not None else None
         if strays is not None:
             self._add_strays(strays)
+
+    def count_traffic(self) -> None:
+        """Add what the compiled core has sent and received to what the wire has."""
+        if self.core_wire is not None:
+            for name, count in zip(TRAFFIC, self.core_wire.take_traffic(), strict=True):
+                self.wire.traffic[name] += count
 
     def _add_strays(self, strays: Strays) -> None:
         for is_of_wire, reason, count in strays[0]:

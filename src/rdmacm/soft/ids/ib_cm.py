@@ -478,11 +478,16 @@ class IbCmConnector:
             case TimewaitExit():
                 user.timewait_over()
             case Rejected():
-                user.rejected(event.reason, event.private_data, rejection_text(event.reason))
+                mtu = self._id.paths[0].mtu if self._id.paths else 0
+                is_passive = self._connection is not None and not self._connection.is_active
+                text = rejection_text(event.reason, event.ari, mtu, is_passive=is_passive)
+                user.rejected(event.reason, event.private_data, text)
             case Unreachable(error=NetworkError() as error):
                 user.unreachable(-error.errno, self._undelivered_text(error))
             case Unreachable():
-                user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
+                is_active = self._connection is None or self._connection.is_active
+                text = "the peer did not answer" if is_active else "the peer's confirmation (RTU) has not arrived"
+                user.unreachable(-errno.ETIMEDOUT, text)
             case SidrReply():
                 self._datagram_replied(event.reply)
             case PathOffered():

@@ -19,6 +19,7 @@ from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
 from rdmacm.resolution.lookup import Lookup, destination_gid, find
+from rdmacm.resolution.routing import loopback_down
 from rdmacm.soft.ids.id_state import IdState, explain_failure
 from rdmacm.verbs.device import GidEntry
 
@@ -62,6 +63,8 @@ class IpResolver:
         host = core.host.ip_view()
         found = host.find_addresses(address.ip, address.link)
         if not found:
+            if address.is_loopback and (down := loopback_down(host)) is not None:
+                raise Failure(errno.EADDRNOTAVAIL, "bind", *down)
             scope = f" on {host.interface_name(address.link)}" if address.link else ""
             raise Failure(
                 errno.EADDRNOTAVAIL,

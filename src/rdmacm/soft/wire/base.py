@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple, Protocol, TypeAlias
 
+from rdmacm.address import interface_text
 from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
@@ -43,7 +44,7 @@ class WirePath(NamedTuple):
     def __str__(self) -> str:
         """The peer's address, for messages."""
         host = inet_ntop(AF_INET if len(self.remote) == 4 else AF_INET6, self.remote)
-        return f"{host}%{self.scope_id}" if self.scope_id else host
+        return f"{host}%{interface_text(self.scope_id)}" if self.scope_id else host
 
 
 #: A socket address of IPv4 or IPv6, as Python's sockets return it.
@@ -117,6 +118,10 @@ class WireRoute(Protocol):
     no_trains: bool
 
 
+#: The names of the counters of packets and of bytes, from BTH to ICRC, sent and received.
+TRAFFIC = ("sent_pkts", "sent_bytes", "rcvd_pkts", "rcvd_bytes")
+
+
 class Wire(Protocol):
     """A wire; only one thread at a time uses it."""
 
@@ -126,6 +131,9 @@ class Wire(Protocol):
     slot: int
     #: Packets that were lost or took the slow way, by reason.
     counters: Counter[str]
+    #: Packets and bytes that have passed, by the names of :data:`TRAFFIC`; those of the compiled core are added when
+    #: somebody asks (:meth:`rdmacm.soft.device.multiplexer.QPMultiplexer.count_traffic`).
+    traffic: Counter[str]
     #: If set, is called with every packet and train that passes (:data:`rdmacm.provider.Tap`).
     tap: Tap | None
     #: Set once a DREQ or DREP was sent: it may be lost, and then the peer sends a DREQ after :meth:`close`.

@@ -61,9 +61,12 @@ _IP_MREQN = struct.Struct("=4s4si")
 _IPV6_MREQ = struct.Struct("=16si")
 _INT = struct.Struct("=i")
 _U16 = struct.Struct("=H")
-#: The errno and the origin of struct sock_extended_err, which the reporter's socket address follows.
-_EXTENDED_ERROR = struct.Struct("=IB11x")
+#: errno, origin, type and code of struct sock_extended_err, which the reporter's socket address follows.
+_EXTENDED_ERROR = struct.Struct("=IBBB9x")
 _REPORTER = {_ORIGIN_ICMP: slice(20, 24), _ORIGIN_ICMP6: slice(24, 40)}
+#: (origin, type, code) of a firewall's refusal: network, host, communication prohibited. Of IPv4, the kernel's errno
+#: says "unreachable" (RFC 1812, 5.2.7.1); of IPv6 it says EACCES.
+_PROHIBITED = {(_ORIGIN_ICMP, 3, code) for code in (9, 10, 13)}
 #: How many bytes of an undelivered packet are read: they include the service id of a request.
 _QUOTE_BYTES = 64
 _ERROR_SPACE = 256
@@ -235,7 +238,9 @@ def read_error(sock: socket.socket) -> Undelivered | None:
     wanted = (socket.IPPROTO_IPV6, _IPV6_RECVERR) if family == AF_INET6 else (socket.IPPROTO_IP, _IP_RECVERR)
     for level, kind, value in control:
         if (level, kind) == wanted and len(value) >= _EXTENDED_ERROR.size:
-            code, origin = _EXTENDED_ERROR.unpack_from(value)
+            code, origin, kind_of_icmp, code_of_icmp = _EXTENDED_ERROR.unpack_from(value)
+            if (origin, kind_of_icmp, code_of_icmp) in _PROHIBITED:
+                code = errno.EACCES
             if origin in _REPORTER and remote:
                 destination = socket.inet_pton(family, remote[0].partition("%")[0])
                 return Undelivered(quote, destination, code, value[_REPORTER[origin]])
@@ -300,7 +305,8 @@ def bind_error(code: int, port: int) -> RdmaError:
                 text = "the port is in use by the kernel itself (rdma_rxe), or by a process of root that is not shown"
                 hint = (
                     "'modprobe -r rdma_rxe' (the kernel keeps the port when the last link is deleted); a network "
-                    "namespace without rdma_rxe; or the provider kernel, with an address that 'rdmacm devices' shows"
+                    "namespace without rdma_rxe; or the provider kernel, with an address that 'rdmacm devices' shows "
+                    "(rdmacm doctor D10)"
                 )
                 return cm_error(code, text, "open_device", where, hint)
             who = f"{process_text(pid)} of user {user}" if pid else f"a process of user {user}"

@@ -110,8 +110,9 @@ class UdpWire:
         #: Reads the sockets of queue pairs, with the compiled core; set before :meth:`open`.
         self.core_wire: CoreWire | None = None
         self.counters: Counter[str] = Counter()
+        self.traffic: Counter[str] = Counter()
         self._pollers = Pollers()
-        self._out = UdpSender(port, self.counters, self._report)
+        self._out = UdpSender(port, self.counters, self.traffic, self._report)
         #: See :class:`rdmacm.soft.wire.base.Wire`; the sender's own, because a call more would be felt.
         self.send = self._out.send
         #: See :class:`rdmacm.soft.wire.base.Wire`; 0 and empty before the wire is open.
@@ -577,6 +578,8 @@ class UdpWire:
                 continue
             if segment >= size:
                 segment = 0
+            self.traffic["rcvd_pkts"] += -(-size // segment) if segment else 1
+            self.traffic["rcvd_bytes"] += size
             if self._reports_ip_fields:
                 cast("PacketBuffer", view.obj).ip_fields = sockets.ip_fields(control)
             data = view[:size]

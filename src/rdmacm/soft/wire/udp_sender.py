@@ -35,10 +35,13 @@ UNREACHABLE = frozenset(
 class UdpSender:
     """Sends packets and trains along routes, and repeats what a report of an earlier packet has made fail."""
 
-    def __init__(self, port: int, counters: Counter[str], report: Callable[[Undelivered], None]) -> None:
+    def __init__(
+        self, port: int, counters: Counter[str], traffic: Counter[str], report: Callable[[Undelivered], None]
+    ) -> None:
         self._port = port
         #: Those of the wire.
         self._counters = counters
+        self._traffic = traffic
         #: Gives a report to the process that has sent the packet.
         self._report = report
         #: Sees what was sent.
@@ -69,6 +72,9 @@ class UdpSender:
                 if segment and code in NO_TRAIN:
                     return self._send_cut(code, sock, route, buffers, segment)
                 return self._lost(code, None if segment else buffers, route)
+        size = sum(map(len, buffers))
+        self._traffic["sent_pkts"] += -(-size // segment) if segment else 1
+        self._traffic["sent_bytes"] += size
         if self.tap is not None:
             path = route.path
             self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, segment)
@@ -136,6 +142,8 @@ class UdpSender:
             code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
             if code:
                 return self._lost(code, buffers, route)
+        self._traffic["sent_pkts"] += 1
+        self._traffic["sent_bytes"] += sum(map(len, buffers))
         if self.tap is not None:
             path = route.path
             self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, 0)

@@ -131,6 +131,7 @@ def _acknowledge_up_to(rc: RcState, psn: int, now: float) -> None:
         is_later = psn - work.last_psn & PSN_HALF  # whether the request ends after psn
         kind = REQUEST_TYPES[work.opcode]
         if not kind.is_acknowledged:
+            rc.stray_answers += 1  # the peer is there, though its response does not arrive
             # The ACK is for a later request, so the response to this one was lost. Every ACK shows that until
             # the request is sent again; then next_psn is after its first PSN.
             if not is_later and psn != work.last_psn and difference(rc.next_psn, work.first_psn) > 0:

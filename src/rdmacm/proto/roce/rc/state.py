@@ -164,7 +164,7 @@ class RcState:
     #: No other device with FLUSH is known but this package, which takes both, so rxe's is tried first.
     flush_icrc_twice: bool = True
 
-    #: Answers that were for no request that is outstanding.
+    #: Answers that were for no request that is outstanding, or ACKs of one whose response is missing.
     stray_answers: int = 0
 
     # -- responder: requests ---------------------------------------------------------------------------

@@ -1,0 +1,163 @@
+"""Why a message is not acknowledged: the peer is gone, or long packets do not reach it.
+
+While a long message waits for its acknowledgement, the peer is asked with short packets. If it answers those, a link on
+the way has a smaller MTU than the path, and drops what is longer without a word.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Hashable
+
+from rdmacm.cmid import CmEvent, CmId
+from rdmacm.constants import CmEventType, PortSpace
+from rdmacm.endpoint.dispatcher import Dispatcher, Observable, Routine, Wait
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH
+from rdmacm.provider.connparam import ConnParam
+from rdmacm.verbs.enums import QPType
+from rdmacm.verbs.qp import QP
+
+#: Seconds from one question to the next. The device gives up after 4 s and more.
+ASK_SECONDS = 0.5
+#: Questions to the queue pair for one to the connection manager, if the device cannot ask the former.
+MANAGER_INTERVAL = 4
+#: Bytes of a message that every link carries: the smallest path MTU.
+SHORT = 256
+#: How long the peer's connection manager may take to answer, in seconds.
+_ANSWER_SECONDS = 1.0
+#: A port of the datagram services that nobody has, and a queue pair.
+_NOBODY, _NO_QPN = 1, 0xFFFFFE
+#: How long an answer counts, in seconds.
+_FRESH_SECONDS = 4.0
+#: Bytes of IP and UDP header, by the length of an address; of the extended header of a question.
+_IP_UDP = {4: 28, 16: 48}
+_RETH_LENGTH = 16
+#: The MTU of Ethernet without jumbo frames: what a link in the middle has that lets no more through.
+_USUAL_MTU = 1500
+
+
+class PeerWatch:
+    """Whether the peer of a queue pair answers short packets. ``clock`` returns seconds."""
+
+    __slots__ = ("_answered", "_before", "_clock", "_qp")
+
+    def __init__(self, qp: QP, clock: Callable[[], float]) -> None:
+        self._qp = qp
+        self._clock = clock
+        #: What the queue pair had heard when it asked last; None before.
+        self._before: Hashable = None
+        #: When an answer was seen last; None before.
+        self._answered: float | None = None
+
+    def ask(self) -> bool:
+        """Note whether the last question was answered, and ask again. The provider's lock is held.
+
+        Return :attr:`answers`.
+        """
+        heard = self._qp.backend.ask_peer()
+        if self._before is not None and heard not in (None, self._before):
+            self._answered = self._clock()
+        self._before = heard or self._before  # None once the queue pair has failed
+        return self.answers
+
+    def answered(self) -> None:
+        """Note an answer that came in another way."""
+        self._answered = self._clock()
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether the device can ask the peer's queue pair."""
+        return self._before is not None
+
+    @property
+    def answers(self) -> bool:
+        """Whether the peer has answered lately."""
+        return self._answered is not None and self._clock() - self._answered < _FRESH_SECONDS
+
+
+class PacketSizes:
+    """The lengths of the packets of a connection, as IP counts them. ``sent``: of its longest message that arrived."""
+
+    __slots__ = ("_headers", "_path_mtu", "arrived")
+
+    def __init__(self, cmid: CmId, sent: int = 0) -> None:
+        route = cmid.route
+        self._headers = _IP_UDP[len(route.sgid.ip)] + BTH_LENGTH + ICRC_LENGTH
+        self._path_mtu = next((path.mtu_bytes for path in route.path_rec), 0)
+        #: The longest that is known to have arrived, provided that the peer answers.
+        self.arrived = max(self._headers + _RETH_LENGTH, self.of(sent))
+
+    def of(self, payload: int) -> int:
+        """The length of the longest packet of a message."""
+        return self._headers + min(payload, self._path_mtu)
+
+    def error(self, payload: int, operation: str, cmid: CmId) -> RdmaError:
+        """The error of a message that was not acknowledged, though the peer answers."""
+        text = (
+            f"packets of up to {self.arrived} bytes arrive, and one of {self.of(payload)} does not: a link on the way "
+            "has a smaller MTU (RETRY_EXC_ERR)"
+        )
+        mtu = _USUAL_MTU if self.arrived <= _USUAL_MTU < self.of(payload) else self.arrived
+        route = cmid.explain().route
+        command = f"'{route.command_with_mtu(mtu)}'" if route else f"a route with MTU {mtu}"
+        hint = f"{command} on the host that connects, or the same MTU on every link and switch of the way"
+        return cm_error(errno.ETIMEDOUT, text, operation, cmid.peer_addr_text, hint)
+
+
+class _Question(Observable):
+    """A request for a datagram service that nobody has, which the peer's connection manager answers with a refusal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Whether it was answered; None until that is known.
+        self.answered: bool | None = None
+
+    def handle(self, event: CmEvent) -> None:
+        """Process an event of the id whose context this is."""
+        try:
+            if event.type is CmEventType.ADDR_RESOLVED:
+                event.id.resolve_route()
+            elif event.type is CmEventType.ROUTE_RESOLVED:
+                event.id.connect(ConnParam(qp_num=_NO_QPN))
+            else:
+                self._end(event.type is CmEventType.ESTABLISHED or event.status > 0)
+        except RdmaError:
+            self._end(False)
+
+    def give_up(self) -> None:
+        """The answer is not needed any more."""
+        if self.answered is None:
+            self._end(False)
+
+    def _end(self, answered: bool) -> None:
+        self.answered = answered
+        self.changed()
+
+
+def ask_manager(dispatcher: Dispatcher, peer: CmId, watch: PeerWatch, until: Observable) -> Routine[None]:
+    """Ask the connection manager of a peer whether it is there, for a device that cannot ask the queue pair.
+
+    Not after the connection has ended: then the peer's program may end, too. A change of ``until`` ends the wait.
+    """
+    source, destination = peer.local_addr, peer.peer_addr
+    if not isinstance(source, tuple) or not isinstance(destination, tuple):
+        return
+    question = _Question()
+    try:
+        cmid = CmId(dispatcher.channel, PortSpace.UDP, qp_type=QPType.UD)
+    except RdmaError:
+        return
+    cmid.context = question
+    until.wakers.append(question.give_up)
+    try:
+        cmid.resolve_addr((destination[0], _NOBODY, *destination[2:]), (source[0], 0, *source[2:]))
+        yield Wait(question, lambda: question.answered is not None, dispatcher.clock() + _ANSWER_SECONDS)
+    except RdmaError:
+        return
+    finally:
+        until.wakers.remove(question.give_up)
+        cmid.context = None
+        cmid.destroy()
+    if question.answered:
+        watch.answered()

@@ -1,0 +1,71 @@
+"""``rdmacm check`` of rxe, from the software device and the other way, alone and with help."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.scenario import Guest
+
+CHECK = "python3 -m rdmacm check -n 100"
+KERNEL = f"{CHECK} --provider kernel"
+#: Starts the helper of one side, and waits until it has said so.
+HELP = (
+    "{side} {check} --serve 2>/tmp/helper.out &\nHELPER=$!\n"
+    "until grep -q helping /tmp/helper.out; do runs $HELPER || cat /tmp/helper.out; nap 0.05; done\n"
+)
+#: Runs a check, and has its status as that of the script.
+DONE = "\nstatus=$?\nkill $HELPER $SERVER 2>/dev/null\nexit $status"
+
+
+def lines(output: str) -> dict[str, str]:
+    """What follows the sign, by the step."""
+    return {line[2:13].strip(): line[0] + line[13:] for line in output.splitlines() if line[:1] in "✓✗?–"}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_rxe_alone(guest: Guest, family: int) -> None:
+    done = guest.run(f"serve_rxe rping -s -P -a $RXE{family}\nsoft {CHECK} $RXE{family} 7174{DONE}", record=False)
+    found = lines(done.output)
+    assert done.status == 0, done.output
+    assert "port 7174 (tcp) accepts" in found["manager"]
+    assert found["path MTU"].startswith("✓1024"), done.output
+
+
+def test_nobody_listens(guest: Guest) -> None:
+    done = guest.run(f"serve_rxe rping -s -P -a $RXE4\nsoft {CHECK} $RXE4 9{DONE}", record=False)
+    assert done.status == 14, done.output
+    assert "nobody listens on port 9 (tcp)" in done.output
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_rxe_helps(guest: Guest, family: int) -> None:
+    helper = HELP.format(side="rxe", check=KERNEL)
+    done = guest.run(f"{helper}soft {CHECK} -t 104 $RXE{family}{DONE}", record=False)
+    found = lines(done.output)
+    assert done.status == 0, done.output
+    assert found["class"] == "✓104 (DSCP 26), as sent in both directions", done.output
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_rxe_checks(guest: Guest, family: int) -> None:
+    helper = HELP.format(side="soft", check=CHECK)
+    done = guest.run(f"{helper}rxe {KERNEL} -t 104 $SOFT{family}{DONE}", record=False)
+    assert done.status == 0, done.output
+    assert lines(done.output)["loss"].startswith("✓0.0 % of"), done.output
+
+
+def test_loss(guest: Guest) -> None:
+    helper = HELP.format(side="rxe", check=KERNEL)
+    script = f"{helper}impair loss 5%\nsoft {CHECK} -n 1000 $RXE4\nstatus=$?\nunimpaired\nkill $HELPER\nexit $status"
+    done = guest.run(script, record=False)
+    assert done.status == 16, done.output
+    assert "packets are lost (" in done.output
+
+
+def test_error_of_a_hole(guest: Guest) -> None:
+    """The kernel's device cannot ask the peer's queue pair, and its connection manager answers."""
+    program = "python3 -m interop.mtu_hole"
+    script = f"network 9000\nserve_soft {program} serve\nrxe {program} read\nfinish\nno_network"
+    done = guest.run(script, record=False, timeout=200)
+    assert "packets of up to 1044 bytes arrive, and one of 3044 does not: a link on the way" in done.output
+    assert "ip route replace 10.0.0.2 dev va mtu 1500" in done.output
