@@ -19,7 +19,7 @@ from collections.abc import Callable
 from rdmacm.enums import AccessFlag, WCStatus, WROpcode
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import crc32
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork
 
 SIZE = 1 << 20

@@ -20,8 +20,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
 import rdmacm  # noqa: E402
+from rdmacm.tools.commands import COMMANDS  # noqa: E402
 from rdmacm.tools.completion import script  # noqa: E402
-from rdmacm.tools.main import COMMANDS, parser_of, program_parser  # noqa: E402
+from rdmacm.tools.main import parser_of, program_parser  # noqa: E402
 from rdmacm.tools.output import EXIT_STATUS, Parser, help_of, invocation  # noqa: E402
 
 #: Where each shell looks for a completion, below share/.

@@ -8,8 +8,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import rdmacm.cma
+from rdmacm.proto import core_choice
 
 PROBE = """
 import json, os, sys, threading
@@ -36,6 +40,82 @@ def test_import_opens_no_socket_and_starts_no_thread() -> None:
     assert opened == []
     assert threads == 1
     assert heavy == [], "modules that only some callers need must be imported later"
+
+
+LOADED = """
+import json, sys
+before = set(sys.modules)
+{statement}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+#: Modules that take long to import, as they import many others or make classes of annotations.
+HEAVY = {"argparse", "asyncio", "ctypes", "dataclasses", "inspect", "logging", "re", "socket", "ssl", "typing"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a new process loads in a statement. What it writes before its last line does not count."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{LOADED.format(statement=statement)}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def of_package(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] == "rdmacm"}
+
+
+def test_import_loads_what_the_first_use_of_a_name_needs_no_sooner() -> None:
+    loaded = loaded_by("import rdmacm; dir(rdmacm); rdmacm.__version__")
+    assert of_package(loaded) == {"rdmacm", "rdmacm.interrupts", "rdmacm.interrupts.command"}
+    assert loaded & HEAVY == set()
+
+
+def test_a_name_loads_its_own_room_and_those_below() -> None:
+    loaded = loaded_by("from rdmacm import CmTimeoutError, PortSpace, RdmaError")
+    assert of_package(loaded) - of_package(loaded_by("import rdmacm")) == {"rdmacm.constants", "rdmacm.errors"}
+    assert loaded & HEAVY <= {"re", "socket", "typing"}
+    above = {"addrinfo", "aio", "cma", "cmid", "diagnosis", "endpoint", "kernel", "run", "soft", "testing", "tools"}
+    for statement in ("import rdmacm.verbs", "from rdmacm import Device, QPType"):
+        assert {name.split(".")[1] for name in of_package(loaded_by(statement)) - {"rdmacm"}} & above == set()
+
+
+def test_a_connection_loads_no_engine_in_python_where_the_compiled_core_runs() -> None:
+    loaded = loaded_by("import rdmacm.endpoint, rdmacm.soft")
+    engines = {"rdmacm.proto.roce.rc.engine", "rdmacm.proto.roce.uc", "rdmacm.proto.roce.xrc"}
+    expected = set() if core_choice.name == "c" else {"rdmacm.proto.roce.rc.engine"}
+    assert loaded & engines == expected
+    unused = {
+        "rdmacm.aio",
+        "rdmacm.cma",
+        "rdmacm.ib.access",
+        "rdmacm.kernel",
+        "rdmacm.proto.sa.subnet",
+        "rdmacm.testing",
+    }
+    assert loaded & unused == set()
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_command_without_a_command_loads_none_of_the_tools(option: str) -> None:
+    loaded = loaded_by(f"from rdmacm.tools.main import main; assert main([{option!r}]) == 0")
+    tools = {name for name in loaded if name.startswith("rdmacm.tools.")}
+    assert tools == {f"rdmacm.tools.{name}" for name in ("arguments", "commands", "main", "output")}
+    assert loaded & {"dataclasses", "inspect", "rdmacm.address", "rdmacm.provider", "rdmacm.verbs"} == set()
+
+
+def test_star_and_attributes_have_what_is_not_loaded_yet() -> None:
+    everything = {name for name in dir(rdmacm) if not isinstance(getattr(rdmacm, name), ModuleType)}
+    statement = "from rdmacm import *; names = set(globals()); assert names >= {everything!r}, {everything!r} - names"
+    assert loaded_by(statement.format(everything=everything)) >= {"rdmacm.cmid", "rdmacm.endpoint", "rdmacm.verbs"}
+    loaded_by("import rdmacm; rdmacm.provider.Provider, rdmacm.net.Network, rdmacm.verbs.backend.DeviceBackend")
+    loaded_by("import pickle, rdmacm; one = rdmacm.ConnParam(); assert pickle.loads(pickle.dumps(one)) == one")
+    with pytest.raises(AttributeError, match="module 'rdmacm' has no attribute 'conect'"):
+        rdmacm.conect  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError):
+        rdmacm.__all__  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_the_software_devices_load_no_library_of_rdma_core() -> None:

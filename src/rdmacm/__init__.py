@@ -66,6 +66,7 @@ Public modules
     rdmacm.verbs             queue pairs, completion queues, memory regions, work requests
     rdmacm.cma               the functions, structures and constants of librdmacm and libibverbs, under C's names
     rdmacm.testing           simulated hosts, networks, faults and clocks, to test programs without a network
+    rdmacm.lab               hosts in network namespaces of one machine, for any user
     rdmacm.ib                InfiniBand ports, and queries to the subnet administrator
     rdmacm.explanation       the parts of an Explanation
 
@@ -79,76 +80,51 @@ All other modules, and names that begin with an underscore, are internal. The gu
 
 from rdmacm.interrupts.command import exit_when_interrupted, is_command
 
-if is_command():  # before the other imports, which take long
+if is_command():  # before any other import: they take long
     exit_when_interrupted()
 
-import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+# False when the package runs, as typing.TYPE_CHECKING: importing "typing" takes longer than all else here.
+TYPE_CHECKING = False
 
 # "X as X" exports a name to type checkers. Without __all__, help() shows the list above instead of every class.
-from rdmacm.address import Gid as Gid
-from rdmacm.address import SockAddr as SockAddr
-from rdmacm.address import SockAddrIB as SockAddrIB
-from rdmacm.address import service_id as service_id
-from rdmacm.addrinfo import AddrInfo as AddrInfo
-from rdmacm.addrinfo import HintFields as HintFields
-from rdmacm.addrinfo import Resolver as Resolver
-from rdmacm.addrinfo import getaddrinfo as getaddrinfo
-from rdmacm.cmid import CmEvent as CmEvent
-from rdmacm.cmid import CmId as CmId
-from rdmacm.cmid import EventChannel as EventChannel
-from rdmacm.cmid import Route as Route
-from rdmacm.cmid import Service as Service
-from rdmacm.cmid import create_ep as create_ep
-from rdmacm.cmid import event_str as event_str
-from rdmacm.constants import EAI as EAI
-from rdmacm.constants import AddressFamily as AddressFamily
-from rdmacm.constants import CmEventType as CmEventType
-from rdmacm.constants import IbOption as IbOption
-from rdmacm.constants import IdOption as IdOption
-from rdmacm.constants import McJoinFlag as McJoinFlag
-from rdmacm.constants import OptionLevel as OptionLevel
-from rdmacm.constants import PathFlag as PathFlag
-from rdmacm.constants import PortSpace as PortSpace
-from rdmacm.constants import RaiFlag as RaiFlag
-from rdmacm.diagnosis.explain import devices as devices
-from rdmacm.diagnosis.explain import explain as explain
-from rdmacm.diagnosis.explain import query_counters as query_counters
-from rdmacm.errors import CmDisconnectedError as CmDisconnectedError
-from rdmacm.errors import CmPermissionError as CmPermissionError
-from rdmacm.errors import CmRefusedError as CmRefusedError
-from rdmacm.errors import CmRejectedError as CmRejectedError
-from rdmacm.errors import CmStateError as CmStateError
-from rdmacm.errors import CmTimeoutError as CmTimeoutError
-from rdmacm.errors import CmWouldBlockError as CmWouldBlockError
-from rdmacm.errors import GaiError as GaiError
-from rdmacm.errors import RdmaError as RdmaError
-from rdmacm.explanation import Explanation as Explanation
-from rdmacm.proto.cm.codes import ApStatus as ApStatus
-from rdmacm.proto.sa import PathData as PathData
-from rdmacm.proto.sa import PathRecord as PathRecord
-from rdmacm.provider import open_device as open_device
-from rdmacm.provider.cmstate import State as State
-from rdmacm.provider.connparam import ConnParam as ConnParam
-from rdmacm.provider.connparam import Ece as Ece
-from rdmacm.provider.connparam import UdParam as UdParam
-from rdmacm.provider.counters import Counters as Counters
-from rdmacm.verbs import Context as Context
-from rdmacm.verbs import Device as Device
-from rdmacm.verbs import GidEntry as GidEntry
-from rdmacm.verbs import Port as Port
-from rdmacm.verbs import QPType as QPType
-
 if TYPE_CHECKING:
     from rdmacm import aio as aio
     from rdmacm import cma as cma
     from rdmacm import explanation as explanation
     from rdmacm import ib as ib
+    from rdmacm import lab as lab
     from rdmacm import testing as testing
     from rdmacm import verbs as verbs
+    from rdmacm.address import Gid as Gid
+    from rdmacm.address import SockAddr as SockAddr
+    from rdmacm.address import SockAddrIB as SockAddrIB
+    from rdmacm.address import service_id as service_id
+    from rdmacm.addrinfo import AddrInfo as AddrInfo
+    from rdmacm.addrinfo import HintFields as HintFields
+    from rdmacm.addrinfo import Resolver as Resolver
+    from rdmacm.addrinfo import getaddrinfo as getaddrinfo
+    from rdmacm.cmid import CmEvent as CmEvent
+    from rdmacm.cmid import CmId as CmId
+    from rdmacm.cmid import EventChannel as EventChannel
+    from rdmacm.cmid import Route as Route
+    from rdmacm.cmid import Service as Service
+    from rdmacm.cmid import create_ep as create_ep
+    from rdmacm.cmid import event_str as event_str
+    from rdmacm.constants import EAI as EAI
+    from rdmacm.constants import AddressFamily as AddressFamily
+    from rdmacm.constants import CmEventType as CmEventType
+    from rdmacm.constants import IbOption as IbOption
+    from rdmacm.constants import IdOption as IdOption
+    from rdmacm.constants import McJoinFlag as McJoinFlag
+    from rdmacm.constants import OptionLevel as OptionLevel
+    from rdmacm.constants import PathFlag as PathFlag
+    from rdmacm.constants import PortSpace as PortSpace
+    from rdmacm.constants import RaiFlag as RaiFlag
     from rdmacm.diagnosis.captures import Capture as Capture
     from rdmacm.diagnosis.captures import capture as capture
+    from rdmacm.diagnosis.explain import devices as devices
+    from rdmacm.diagnosis.explain import explain as explain
+    from rdmacm.diagnosis.explain import query_counters as query_counters
     from rdmacm.endpoint import Connection as Connection
     from rdmacm.endpoint import Listener as Listener
     from rdmacm.endpoint import Message as Message
@@ -157,47 +133,100 @@ if TYPE_CHECKING:
     from rdmacm.endpoint import Request as Request
     from rdmacm.endpoint import connect as connect
     from rdmacm.endpoint import listen as listen
+    from rdmacm.errors import CmDisconnectedError as CmDisconnectedError
+    from rdmacm.errors import CmPermissionError as CmPermissionError
+    from rdmacm.errors import CmRefusedError as CmRefusedError
+    from rdmacm.errors import CmRejectedError as CmRejectedError
+    from rdmacm.errors import CmStateError as CmStateError
+    from rdmacm.errors import CmTimeoutError as CmTimeoutError
+    from rdmacm.errors import CmWouldBlockError as CmWouldBlockError
+    from rdmacm.errors import GaiError as GaiError
+    from rdmacm.errors import RdmaError as RdmaError
+    from rdmacm.explanation import Explanation as Explanation
+    from rdmacm.proto.cm.codes import ApStatus as ApStatus
+    from rdmacm.proto.sa import PathData as PathData
+    from rdmacm.proto.sa import PathRecord as PathRecord
     from rdmacm.proto.sa.subnet import ServiceRecord as ServiceRecord
+    from rdmacm.provider import open_device as open_device
+    from rdmacm.provider.cmstate import State as State
+    from rdmacm.provider.connparam import ConnParam as ConnParam
+    from rdmacm.provider.connparam import Ece as Ece
+    from rdmacm.provider.connparam import UdParam as UdParam
+    from rdmacm.provider.counters import Counters as Counters
     from rdmacm.provider.statistics import ProcessCounters as ProcessCounters
     from rdmacm.provider.statistics import process_counters as process_counters
+    from rdmacm.verbs import Context as Context
+    from rdmacm.verbs import Device as Device
+    from rdmacm.verbs import GidEntry as GidEntry
+    from rdmacm.verbs import Port as Port
+    from rdmacm.verbs import QPType as QPType
 
 __version__ = "0.1.0"
 
-#: Name → module, imported at the first use: not every program needs them.
-_LAZY = {
-    "Capture": "diagnosis.captures",
-    "Connection": "endpoint",
-    "Listener": "endpoint",
-    "Message": "endpoint",
-    "ProcessCounters": "provider.statistics",
-    "Region": "endpoint",
-    "RemoteRegion": "endpoint",
-    "Request": "endpoint",
-    "ServiceRecord": "proto.sa.subnet",
-    "capture": "diagnosis.captures",
-    "connect": "endpoint",
-    "listen": "endpoint",
-    "process_counters": "provider.statistics",
+#: Module → the names above that it has. It is imported when one of them is first used: few programs need them all.
+_NAMES = {
+    "address": ("Gid", "SockAddr", "SockAddrIB", "service_id"),
+    "addrinfo": ("AddrInfo", "HintFields", "Resolver", "getaddrinfo"),
+    "cmid": ("CmEvent", "CmId", "EventChannel", "Route", "Service", "create_ep", "event_str"),
+    "constants": (
+        "EAI",
+        "AddressFamily",
+        "CmEventType",
+        "IbOption",
+        "IdOption",
+        "McJoinFlag",
+        "OptionLevel",
+        "PathFlag",
+        "PortSpace",
+        "RaiFlag",
+    ),
+    "diagnosis.captures": ("Capture", "capture"),
+    "diagnosis.explain": ("devices", "explain", "query_counters"),
+    "endpoint": ("Connection", "Listener", "Message", "Region", "RemoteRegion", "Request", "connect", "listen"),
+    "errors": (
+        "CmDisconnectedError",
+        "CmPermissionError",
+        "CmRefusedError",
+        "CmRejectedError",
+        "CmStateError",
+        "CmTimeoutError",
+        "CmWouldBlockError",
+        "GaiError",
+        "RdmaError",
+    ),
+    "explanation": ("Explanation",),
+    "proto.cm.codes": ("ApStatus",),
+    "proto.sa": ("PathData", "PathRecord"),
+    "proto.sa.subnet": ("ServiceRecord",),
+    "provider": ("open_device",),
+    "provider.cmstate": ("State",),
+    "provider.connparam": ("ConnParam", "Ece", "UdParam"),
+    "provider.counters": ("Counters",),
+    "provider.statistics": ("ProcessCounters", "process_counters"),
+    "verbs": ("Context", "Device", "GidEntry", "Port", "QPType"),
 }
+_LAZY = {name: module for module, names in _NAMES.items() for name in names}
 
-#: Modules that are attributes of the package without an import; asyncio takes longest to import.
-_MODULES = {"aio", "cma", "explanation", "ib", "testing", "verbs"}
-
-#: What the code above uses.
-_IMPORTED = {"TYPE_CHECKING", "ModuleType", "exit_when_interrupted", "importlib", "is_command"}
+#: The public modules, which are attributes of the package without an import; those of interfaces are for few.
+_MODULES = {"aio", "cma", "explanation", "ib", "lab", "testing", "verbs"}
+_INTERFACES = {"net", "provider"}
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
 
     def __getattr__(name: str) -> object:
-        if name in _MODULES:
-            return importlib.import_module(f"rdmacm.{name}")
-        if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(f"rdmacm.{_LAZY[name]}"), name)
-        return found
+        from importlib import import_module
+
+        if name in _MODULES or name in _INTERFACES:
+            return import_module(f"rdmacm.{name}")
+        if name in _LAZY:
+            found = globals()[name] = getattr(import_module(f"rdmacm.{_LAZY[name]}"), name)
+            return found
+        if name == "__all__":  # "import *" asks for it, and then takes what is here
+            for each in _LAZY:
+                __getattr__(each)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """The public names, those that are not imported yet included, and the public modules."""
-    public = {name for name, value in globals().items() if name[0] != "_" and not isinstance(value, ModuleType)}
-    return sorted((public | {*_LAZY} | _MODULES) - _IMPORTED)
+    """The public names and the public modules, imported or not."""
+    return sorted({*_LAZY, *_MODULES})

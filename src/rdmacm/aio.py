@@ -70,6 +70,8 @@ class _Driver:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, provider: Provider) -> None:
         self._loop = loop
+        if (check := getattr(provider, "check_event_loop", None)) is not None:  # a simulated one
+            check(loop)
         #: The key of this driver in ``_all``.
         self._key = (loop, id(provider))
         #: The thread of the loop.

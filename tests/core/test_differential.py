@@ -20,7 +20,7 @@ from rdmacm.errors import RdmaError
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.work import WC, RecvWork, SendWork
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory

@@ -10,7 +10,7 @@ from core.test_differential import OPCODES, SEEDS, Memory, Run, compare_seed, mi
 from rdmacm.enums import WROpcode
 from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.roce.engines import make_xrc_initiator, make_xrc_target
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.roce.xrc import (
     SharedQueue,
     TargetEngine,

@@ -9,7 +9,7 @@ import pytest
 from core.test_differential import OPCODES, SEEDS, Run, compare_seed, mischief_of
 from rdmacm.enums import WROpcode
 from rdmacm.proto.core_choice import compiled, description
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.roce.uc import UnreliableEngine
 from support.rc import UC_ENGINES
 from support.rows import for_each

@@ -17,7 +17,7 @@ from rdmacm.enums import AccessFlag, WCOpcode, WROpcode
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.core_choice import compiled, description
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory
 from rdmacm.soft.device.memory_window import Bind

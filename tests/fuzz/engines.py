@@ -17,7 +17,7 @@ from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, NetworkError, S
 from rdmacm.proto.cm.messages import APR, DREQ, MRA, REJ, REP, RTU, SIDR_REP, SIDR_REQ, pack_message, unpack_mad
 from rdmacm.proto.mad import MAD_SIZE, MadAddress
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Operation
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.roce.rc.responder import MAX_FLUSHES
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.client import SaClient

@@ -11,7 +11,7 @@ from fuzz.harness import Source, target
 from rdmacm.enums import AccessFlag
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, ExtendedHeader, Opcode
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from support.rc import BASE, RKEY, Region, XrcQueues, connect, flows, packets, view
 
 _MTU, _SIZE = 256, 2048

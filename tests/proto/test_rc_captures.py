@@ -10,7 +10,7 @@ import pytest
 from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.engine import RtrAttributes
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.work import RecvWork
 from support.pcap import Datagram, roce
 from support.rc import ALL, connect, flows, packets

@@ -11,7 +11,7 @@ import pytest
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.work import WC, SendWork
 from support.rc import BASE, RKEY, Pair, XrcQueues, connect, make_initiator, statuses, view
 from support.roce_packets import RocePacket

@@ -13,7 +13,7 @@ from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.engine import Datagram, EngineCounters, RtrAttributes, RtsAttributes, SharedReceives
 from rdmacm.proto.roce.engines import make_uc_engine, make_xrc_initiator, make_xrc_target
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.roce.uc import UcEngine, UnreliableEngine
 from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine, XrcInitiator
 from rdmacm.proto.work import WC, Memory, RecvWork, SendWork

@@ -19,7 +19,8 @@ from rdmacm import AddressFamily, PortSpace, QPType, RaiFlag
 from rdmacm.capabilities import SOFT, Feature
 from rdmacm.proto import core_choice
 from rdmacm.tools import output
-from rdmacm.tools.main import COMMANDS, GROUPS, main, parser_of
+from rdmacm.tools.commands import COMMANDS, GROUPS
+from rdmacm.tools.main import main, parser_of
 from support.netns import TwoHosts, needs_netns, two_hosts
 from support.rows import for_each
 from support.servers import Run, Server
@@ -51,6 +52,7 @@ ENVIRONMENT = {
     "trace": {"NO_COLOR"},
     "stat": {"RDMACM_PROVIDER", "NO_COLOR"},
     "run": {"RDMACM_RUN_LIBRARY"},
+    "lab": {"SHELL"},
     "completion": set(),
 }
 
@@ -654,7 +656,7 @@ class TestHelp:
         assert (result.status, result.err) == (0, "")
         lines = [line for line in result.out.splitlines() if line.startswith("  ")]
         assert [line.split()[0] for line in lines] == list(COMMANDS)
-        assert all(title in result.out.splitlines() for title, _ in GROUPS)
+        assert all(title in result.out.splitlines() for title in GROUPS)
         assert max(map(len, result.out.splitlines())) <= 80
 
     def test_main_help_lists_the_commands(self, run: Run) -> None:
@@ -688,7 +690,7 @@ class TestHelp:
         assert list(sections) == SECTIONS
         listed = {line.split()[0] for line in sections["ENVIRONMENT"].splitlines() if line[4:5].strip()}
         assert listed == {*ENVIRONMENT[command], "RDMACM_LOG"}
-        assert sections["NAME"].strip().startswith(f"rdmacm {command} - ")
+        assert " ".join(sections["NAME"].split()) == f"rdmacm {command} - {COMMANDS[command]}"
         assert sections["SYNOPSIS"].strip().startswith(f"rdmacm {command} [OPTION]...")
         for status in ("0 ", "1 ", "2 "):
             assert f"\n    {status}" in f"\n{sections['EXIT STATUS']}"
@@ -709,8 +711,8 @@ class TestHelp:
         for action in parser._actions:
             term = ", ".join(action.option_strings) or str(action.metavar)
             assert re.search(rf"^    {re.escape(term)}( \S+)?\n        \S", options, re.MULTILINE)
-        # The output of "run" is the program's, and that of "completion" a script.
-        assert ("--json" in options) == (command not in ("run", "completion"))
+        # The output of "run" and "lab" is the programs', and that of "completion" a script.
+        assert ("--json" in options) == (command not in ("run", "lab", "completion"))
 
     @for_each("command", COMMANDS)
     def test_help_examples_parse(self, command: str) -> None:

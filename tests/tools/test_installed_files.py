@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 import rdmacm
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.completion import SHELLS, script
-from rdmacm.tools.main import COMMANDS
 from support.servers import Run
 
 ROOT = Path(__file__).parents[2]

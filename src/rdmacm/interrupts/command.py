@@ -1,7 +1,7 @@
 """Quiet Ctrl-C for the command ``rdmacm``, from the first import on. Programs that import the package are unaffected.
 
-``python -m rdmacm`` and the installed script import the package first, which takes tens of milliseconds. An interrupt
-then would be a traceback, as no code of the command can catch it yet.
+``python -m rdmacm`` and the installed script import the command's modules first, which takes tens of milliseconds. An
+interrupt then would be a traceback, as no code of the command can catch it yet.
 """
 
 import os

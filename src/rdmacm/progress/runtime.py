@@ -52,7 +52,8 @@ Other threads
 
 Simulation
     :class:`rdmacm.testing.host.SimRuntime` waits by running every host of the fabric in the waiting thread, in virtual
-    time. Each host has its own lock, there is no other thread, and the rules are the same.
+    time. Each host has its own lock, and the rules are the same. Programs have threads, of which one runs at a time; as
+    none waits with a lock held, none has one while another runs.
     :class:`rdmacm.testing.clock.VirtualRuntime` advances the clock of one host while it waits, with the lock held.
 
 Finding a provider

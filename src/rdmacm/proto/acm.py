@@ -8,9 +8,9 @@ byte order. Addresses and path records are in network byte order.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from socket import AF_INET, AF_INET6
+from typing import NamedTuple
 
 from rdmacm.address import ALL_BITS_64, InetAddr
 from rdmacm.constants import PathFlag
@@ -53,8 +53,7 @@ class AcmStatus(IntEnum):
     EDESTTYPE = 10
 
 
-@dataclass(frozen=True, slots=True)
-class AcmReply:
+class AcmReply(NamedTuple):
     """A reply to RESOLVE: paths, best first, and the source address that the daemon chose, if the reply has one.
 
     ``status`` is an :class:`AcmStatus`. A reply with another status than 0 has no paths.

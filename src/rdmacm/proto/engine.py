@@ -2,8 +2,8 @@
 
 1. **An engine** for each connected queue pair: a class with the methods of :class:`QPEngine`. It has the format of
    packets and their check sums, sequence numbers, acknowledgements, retransmission, and access to the memory that a
-   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`. (A datagram queue pair has no peer, and an engine
-   with methods of its own: :class:`rdmacm.proto.roce.ud.UdEngine`.)
+   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.engine.RcEngine`. (A datagram queue pair has no peer, and an
+   engine with methods of its own: :class:`rdmacm.proto.roce.ud.UdEngine`.)
 2. **A multiplexer** that finds the queue pair of each packet that arrives, makes engines, and decides which engine may
    send and which timer is due. :class:`rdmacm.soft.device.multiplexer.QPMultiplexer` does this for all engines, and
    finds queue pairs as RoCEv2 does, by the BTH.
@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.enums import AccessFlag
@@ -42,8 +42,7 @@ NOTHING, ACK_ONLY, PACKETS = range(3)
 Datagram: TypeAlias = "tuple[list[Buffer], int]"
 
 
-@dataclass(frozen=True, slots=True)
-class RtrAttributes:
+class RtrAttributes(NamedTuple):
     """The attributes of a queue pair that take it from INIT to RTR, ready to receive (``struct ibv_qp_attr``)."""
 
     dest_qp_num: int
@@ -63,8 +62,7 @@ class RtrAttributes:
     pkey: int = DEFAULT_PKEY
 
 
-@dataclass(frozen=True, slots=True)
-class RtsAttributes:
+class RtsAttributes(NamedTuple):
     """The attributes of a queue pair that take it from RTR to RTS, ready to send."""
 
     #: The PSN of the first request.

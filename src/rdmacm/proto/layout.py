@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.proto.wire import Buffer, WireError
@@ -73,8 +73,8 @@ class Layout:
     range. ``unpack(data)`` returns the field values by name; WireError for another length. ``fill(message, data)`` sets
     them as attributes, which takes half the time of a call of the class with them.
 
-    They are generated once, as Python functions around one ``struct``. Interpreting the list of fields for each message
-    takes ten times as long, which was half of the cost of a connection.
+    They are generated at the first use, as Python functions around one ``struct``. Interpreting the list of fields for
+    each message takes ten times as long, which was half of the cost of a connection.
     """
 
     __slots__ = ("fields", "fill", "pack", "size", "unpack")
@@ -86,7 +86,15 @@ class Layout:
     def __init__(self, size: int, fields: Sequence[Field]) -> None:
         self.size = size
         self.fields = tuple(fields)
-        self.pack, self.unpack, self.fill = _compile(size, self.fields)
+
+    if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
+
+        def __getattr__(self, name: str) -> object:
+            """A function that is not generated yet; no program needs those of all messages."""
+            if name not in ("pack", "unpack", "fill"):
+                raise AttributeError(f"a Layout has no attribute {name!r}")
+            self.pack, self.unpack, self.fill = _compile(self.size, self.fields)
+            return object.__getattribute__(self, name)
 
 
 class Packed:

@@ -17,6 +17,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from rdmacm.address import is_loopback_host
@@ -27,6 +28,9 @@ from rdmacm.net import namespace_key
 #: The environment variable that names the provider.
 ENVIRONMENT = "RDMACM_PROVIDER"
 AUTO = "auto"
+
+#: Opens the provider that None stands for in this context, if that is not the usual choice: that of a simulated host.
+CONTEXT_OPENER: ContextVar[Callable[[], Any] | None] = ContextVar("rdmacm_provider", default=None)
 
 #: Name → module with ``open_provider()``; a new provider is added here. The module is imported when first chosen, so
 #: nothing above the seam depends on it.
@@ -71,6 +75,8 @@ def opener_of(provider: str | None, hosts: Sequence[str] = ()) -> Callable[[], A
 
     Arguments are those of :func:`choose`.
     """
+    if provider is None and (opener := CONTEXT_OPENER.get()) is not None:
+        return opener
     name = choose(provider, hosts).name
     opener = _openers.get(name)
     if opener is None:
@@ -92,7 +98,7 @@ def noting_the_choice(provider: object, hosts: Sequence[str] = ()) -> Iterator[N
     try:
         yield
     except RdmaError as error:
-        if isinstance(provider, str | None):
+        if isinstance(provider, str) or (provider is None and CONTEXT_OPENER.get() is None):
             note_choice(error, choose(provider, hosts).reason)
         raise
 
@@ -106,7 +112,8 @@ def note_choice(error: BaseException, reason: str) -> None:
 
 def _automatic() -> Choice:
     """``kernel`` where that can be used, else ``soft``."""
-    if not os.path.exists(_KERNEL_FILE) and not os.path.isdir(_KERNEL_DEVICES):
+    # Before every call that names no provider; os.path.exists() takes twice as long.
+    if not os.access(_KERNEL_FILE, os.F_OK) and not os.access(_KERNEL_DEVICES, os.F_OK):
         return Choice("soft")
     key = namespace_key()
     found = _decided.get(key)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING
 
 from rdmacm.address import Address, Gid
 from rdmacm.constants import PortSpace
 from rdmacm.errors import CmStateError
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import IdOptions, Owner
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.verbs.device import Context
+
+if TYPE_CHECKING:
+    from rdmacm.proto.sa.subnet import ServiceRecord
 
 NO_GID = Gid()
 

@@ -9,6 +9,7 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from rdmacm.address import SockAddrIB
 from rdmacm.errors import Failure
@@ -43,8 +44,7 @@ class IbPortView(PortView):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Judgement:
+class _Judgement(NamedTuple):
     """A port and GID, judged for a destination."""
 
     passed: bool

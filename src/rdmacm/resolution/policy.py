@@ -19,7 +19,6 @@ These rules are for IP destinations; for a destination that is a GID, :mod:`rdma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
@@ -120,8 +119,7 @@ def _port_state(query: Query, candidate: LocalAddress) -> str | None:
     return f"the port is {view.port.state.name}, not ACTIVE"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A rule of the choice."""
 
     name: str
@@ -165,8 +163,7 @@ def _index(query: Query, candidate: LocalAddress) -> tuple[int, ...]:
     return row.ndev_ifindex, view.device.index, view.port_num, row.gid_index
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
+class Preference(NamedTuple):
     """Decides between candidates that all rules let pass."""
 
     name: str

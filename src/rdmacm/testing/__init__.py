@@ -38,6 +38,9 @@ Several hosts
     nth, HasKind             a script: a verdict on the n-th packet of a kind; what has a kind
     FaultScript, FaultRule   rules: what happens to packet n of a kind of a connection, as text or in Python
     FaultAction              what a rule does
+    Scenario, ScenarioEvent  what happens when: crashes, partitions, slow hosts, clocks, loss
+    Program                  a function or script that runs on a host
+    HostClock                the clock of a host
     FabricLog, LogEntry, Outcome            what happened to each packet
 
 InfiniBand
@@ -55,6 +58,7 @@ rdmacm.ib has the records and addresses of InfiniBand. The other modules of this
 # "X as X" exports a name to type checkers. Without __all__, help() shows the list above instead of every class.
 from rdmacm.proto.sa.mad import SaMad as SaMad
 from rdmacm.proto.sa.rmpp import RmppHeader as RmppHeader
+from rdmacm.testing.clock import HostClock as HostClock
 from rdmacm.testing.clock import SimulationError as SimulationError
 from rdmacm.testing.clock import VirtualClock as VirtualClock
 from rdmacm.testing.fabric import Fabric as Fabric
@@ -74,9 +78,12 @@ from rdmacm.testing.log import FabricLog as FabricLog
 from rdmacm.testing.log import LogEntry as LogEntry
 from rdmacm.testing.network import MemoryNetwork as MemoryNetwork
 from rdmacm.testing.network import memory_provider as memory_provider
+from rdmacm.testing.programs import Program as Program
 from rdmacm.testing.sa import SaFault as SaFault
 from rdmacm.testing.sa import SubnetAdministrator as SubnetAdministrator
 from rdmacm.testing.sa import TableMode as TableMode
+from rdmacm.testing.scenario import Scenario as Scenario
+from rdmacm.testing.scenario import ScenarioEvent as ScenarioEvent
 from rdmacm.testing.script import FaultAction as FaultAction
 from rdmacm.testing.script import FaultRule as FaultRule
 from rdmacm.testing.script import FaultScript as FaultScript

@@ -6,6 +6,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sized
+from math import inf, nextafter
 from typing import Protocol, TypeVar
 
 from rdmacm.interrupts.handlers import checkpoint
@@ -48,6 +49,54 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"cannot advance by {seconds} seconds")
         self.now += seconds
+
+
+class HostClock:
+    """The clock of a host on a fabric. It may run faster or slower than the fabric's, and be ahead of it or behind.
+
+    Calling it returns its time in seconds.
+
+    Attributes:
+
+    - ``rate``: its seconds in one second of the fabric's clock; see :meth:`set_rate`.
+    """
+
+    def __init__(self, base: VirtualClock) -> None:
+        self._base = base
+        self.rate = 1.0
+        #: A time of the fabric's clock, and the host's at that moment.
+        self._from = self._at = 0.0
+        #: Whether it shows the fabric's time.
+        self._is_plain = True
+
+    def __call__(self) -> float:
+        now = self._base.now
+        return now if self._is_plain else self._at + (now - self._from) * self.rate
+
+    def set_rate(self, rate: float) -> None:
+        """Let the clock run at a rate from now on; ValueError unless it is positive and finite."""
+        if not 0 < rate < inf:
+            raise ValueError(f"a clock cannot run at rate {rate}")
+        self._from, self._at, self.rate, self._is_plain = self._base.now, self(), rate, False
+
+    def advance(self, seconds: float) -> None:
+        """Let the clock jump forward; ValueError for a negative number of seconds."""
+        if not 0 <= seconds < inf:
+            raise ValueError(f"a clock cannot jump by {seconds} seconds")
+        self._from, self._at, self._is_plain = self._base.now, self() + seconds, False
+
+    def when(self, time: float) -> float:
+        """The fabric's time at which this clock shows a time, or a later one for the first time."""
+        if self._is_plain:
+            return time
+        at = self._from + (time - self._at) / self.rate
+        while self._at + (at - self._from) * self.rate < time:  # rounded down
+            at = nextafter(at, inf)
+        return at
+
+    def after(self, seconds: float) -> float:
+        """The fabric's time after so many seconds of this clock."""
+        return self.when(self() + max(0.0, seconds))
 
 
 class Subnet(Protocol):

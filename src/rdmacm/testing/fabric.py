@@ -3,7 +3,8 @@
 A :class:`Fabric` is a network in memory. Its hosts run the same software device as a real host. Packets take virtual
 time from one host to another, and may be lost, duplicated, reordered and corrupted on the way: at random, with given
 probabilities, or as a script decides. Packets and timers are processed only in :meth:`Fabric.run` and in calls that
-wait, always in the calling thread. So a run depends on nothing but its seed and its calls.
+wait, always in the calling thread. Programs (:meth:`Host.start`) have threads, of which one runs at a time. So a run
+depends on nothing but its seed and its calls.
 
 >>> from rdmacm import CmId
 >>> from rdmacm.testing import Fabric
@@ -17,11 +18,14 @@ wait, always in the calling thread. So a run depends on nothing but its seed and
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from rdmacm.address import is_multicast
 from rdmacm.interrupts.handlers import checkpoint
@@ -38,6 +42,9 @@ from rdmacm.testing.faults import (
 )
 from rdmacm.testing.host import FabricRoute, Host
 from rdmacm.testing.log import FabricLog, LogEntry
+from rdmacm.testing.loop import FabricLoop, tasks_text
+from rdmacm.testing.programs import Programs, current_program
+from rdmacm.testing.scenario import Scenario
 
 if TYPE_CHECKING:
     from rdmacm.net.types import Interface
@@ -103,7 +110,7 @@ class Fabric:
     - ``mtu``: MTU of new hosts' interfaces in bytes: 1500 gives a path MTU of 1024, 4200 one of 4096.
     - ``trains``: whether new hosts send several packets by one call, as with UDP_SEGMENT.
     - ``max_steps``: maximum number of moments that one :meth:`run` processes.
-    - ``clock``: the virtual clock, which starts at 0.
+    - ``clock``: the virtual clock, which starts at 0; that of all hosts, unless one has its own (:meth:`drift`).
     - ``faults``: a script of faults, such as that of :func:`nth`: called with each packet sent, it returns a verdict,
       or None to leave the packet to chance.
     - ``log``: what happened to each packet.
@@ -143,6 +150,10 @@ class Fabric:
         self.faults: Callable[[FabricPacket], Verdict | None] | None = None
         self.log = FabricLog(log_limit)
         self.hosts: dict[str, Host] = {}
+        #: The programs of all hosts (:meth:`Host.start`).
+        self._programs = Programs(seed, self.clock, self.run)
+        #: The thread that runs the fabric, while one does.
+        self._runner: int | None = None
         #: InfiniBand subnets that runs drive too; see :meth:`attach`.
         self._subnets: list[MemorySubnet] = []
         #: Links by names of sender and receiver.
@@ -216,6 +227,7 @@ class Fabric:
         """
         host = self._host(name)
         host.alive = False
+        self._programs.kill(host)
         if host in host.processes:
             host.processes.remove(host)
         host.wire.close()
@@ -233,13 +245,29 @@ class Fabric:
         """End :meth:`pause`: the host processes what has arrived, and timers that are overdue."""
         self._host(name).paused = False
 
-    def jump(self, seconds: float) -> None:
-        """Let the clocks of all hosts jump forward, as after a suspended machine has been resumed.
+    def slow(self, name: str, seconds: float) -> None:
+        """Slow a host down: whenever it has done something, it is busy for so many seconds. 0 ends that.
+
+        Something is: the packets and timers that are due at a moment, an event's handler, a program's turn. Raises
+        ValueError for an unknown name, and for a time that is negative or not finite.
+        """
+        check_durations(lag=seconds)
+        self._host(name).lag = seconds
+
+    def drift(self, name: str, rate: float) -> None:
+        """Let the clock of a host, and so its timers and timeouts, run at a rate from now on; 1 is the fabric's.
+
+        Raises ValueError for an unknown name, and for a rate that is not positive or not finite.
+        """
+        self._host(name).clock.set_rate(rate)
+
+    def jump(self, seconds: float, name: str | None = None) -> None:
+        """Let the clocks of all hosts, or of one, jump forward, as after a suspended machine has been resumed.
 
         Nothing is processed in between: deadlines and arrivals that the jump has passed are due at once, in order.
-        Raises ValueError for a time that is negative or not finite.
+        Raises ValueError for a time that is negative or not finite, and for an unknown name.
         """
-        self.clock.advance(_checked_seconds(seconds))
+        (self.clock if name is None else self._host(name).clock).advance(_checked_seconds(seconds))
 
     def link(self, source: str, destination: str) -> FabricLink:
         """Return the direction from one host to another, whose faults may differ from the fabric's.
@@ -278,6 +306,10 @@ class Fabric:
         self._calls_made += 1
         heapq.heappush(self._calls, (_checked_seconds(when), self._calls_made, function))
 
+    def play(self, scenario: Scenario | str) -> None:
+        """Let the events of a scenario, or of its text, happen in time (:class:`Scenario`); ValueError for no event."""
+        (Scenario.parse(scenario) if isinstance(scenario, str) else scenario)._play(self)
+
     def _host(self, name: str) -> Host:
         host = self.hosts.get(name)
         if host is None:
@@ -309,8 +341,14 @@ class Fabric:
         """Virtual time in seconds, from 0."""
         return self.clock.now
 
-    def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool:
-        """Let virtual time pass: deliver packets, fire timers, call handlers.
+    @overload
+    def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool: ...
+
+    @overload
+    def run(self, until: Coroutine[Any, Any, T]) -> T: ...
+
+    def run(self, until: Any = None, *, seconds: float | None = None) -> Any:
+        """Let virtual time pass: deliver packets, fire timers, call handlers, give programs their turns.
 
         ``until`` is a time (everything due at that time is included), or a condition, which is evaluated after each
         moment with activity, or None to run until nothing is left to do. ``seconds`` limits the run, from now. The
@@ -318,26 +356,62 @@ class Fabric:
 
         Returns whether the condition is true, or True without a condition. Raises SimulationError after ``max_steps``
         moments, ValueError for a time that is not finite.
+
+        ``until`` may also be a coroutine, which is run as by ``asyncio.run``, but in virtual time
+        (:meth:`asyncio_loop`). Returns what it returns.
         """
+        if asyncio.iscoroutine(until):
+            with asyncio.Runner(loop_factory=self.asyncio_loop) as runner:
+                return runner.run(until)
         done = until if callable(until) else None
         limit = math.inf if until is None or callable(until) else _checked_seconds(until)
         if seconds is not None:
             limit = min(limit, self.now + max(0.0, _checked_seconds(seconds)))
-        for _ in range(self.max_steps):
-            self._progress()
-            checkpoint()
-            run_finalizers()
-            if done is not None and done():
-                return True
-            at = self._next_deadline()
-            if at is None or at > limit:
-                if limit < math.inf:
-                    self.clock.now = max(self.now, limit)
-                return done is None or done()
-            self.clock.now = max(self.now, at)
-            self._deliver()
-            while self._calls and self._calls[0][0] <= self.now:
-                heapq.heappop(self._calls)[2]()
+        if (program := current_program()) is not None:
+            return bool(program.wait(done, limit)) or done is None
+        return self._run(done, limit)
+
+    def asyncio_loop(self) -> asyncio.AbstractEventLoop:
+        """A new event loop of asyncio in virtual time: while it would sleep, the fabric runs."""
+        if (program := current_program()) is not None:
+            return program.new_event_loop()
+        return FabricLoop(lambda: self.now, self._block, lambda work: self._programs.start(None, work, "executor"))
+
+    def close(self) -> None:
+        """End all programs where they wait. The fabric's ``with`` statement does that, too."""
+        self._programs.kill()
+        self._programs.run_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, done: Callable[[], bool] | None, limit: float) -> bool:
+        """As :meth:`run`, in a thread that is no program's, until ``limit``."""
+        before, thread = self._runner, threading.get_ident()
+        if before not in (None, thread):
+            raise SimulationError("two threads run the fabric at a time; try: host.start(function) instead of a thread")
+        self._runner = thread
+        try:
+            for _ in range(self.max_steps):
+                self._progress()
+                checkpoint()
+                run_finalizers()
+                if done is not None and done():
+                    return True
+                at = self._next_deadline()
+                if at is None or at > limit:
+                    if limit < math.inf:
+                        self.clock.now = max(self.now, limit)
+                    return done is None or done()
+                self.clock.now = max(self.now, at)
+                self._deliver()
+                while self._calls and self._calls[0][0] <= self.now:
+                    heapq.heappop(self._calls)[2]()
+        finally:
+            self._runner = before
         raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._pending_text()}")
 
     def _drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
@@ -360,17 +434,33 @@ class Fabric:
                 found = done()
             return bool(found)
 
-        if found or self.run(is_done, seconds=timeout) or timeout is not None:
+        until = math.inf if timeout is None else host.clock.after(timeout)
+        if found:
             return found
-        raise SimulationError(f"host {host.name} waits for ever: at {self.now:.9f} s {self._pending_text()}")
+        if (program := current_program()) is not None:
+            program.wait(is_done, until)
+        elif not self._run(is_done, until) and timeout is None:
+            raise SimulationError(
+                f"host {host.name} waits for ever: at {self.now:.9f} s {self._pending_text()}; "
+                "try: host.start(function) for what another host does meanwhile"
+            )
+        return found
+
+    def _block(self, ready: Callable[[], Any], seconds: float | None) -> None:
+        """Let an event loop wait until something is ready, for at most ``seconds``."""
+        if not self.run(ready, seconds=seconds) and seconds is None:
+            raise SimulationError(f"asyncio waits for ever: at {self.now:.9f} s {self._pending_text()}{tasks_text()}")
 
     def _progress(self) -> None:
         """Let all hosts make progress until no handler has work left."""
         for _ in range(self.max_steps):
-            hosts = [host for host in self.hosts.values() if host.runs]
+            hosts = [host for host in self.hosts.values() if host._is_ready]
             called = [host._progress() for host in hosts]
+            called.append(self._programs.run_ready())
             # A subnet without latency delivers at once, perhaps to a host earlier in the list.
             if not any(called) and not any(port.waiting for host in hosts for port in host.infiniband):
+                for host in hosts:
+                    host._rest()
                 return
         raise SimulationError(f"handlers trigger each other without end at {self.now:.9f} s")
 
@@ -378,14 +468,17 @@ class Fabric:
         """The time of the next arrival or timer, in seconds; None without any."""
         deadlines: list[float | None] = [heap[0][0] for heap in (self._in_flight, self._calls) if heap]
         deadlines += [subnet.next_deadline() for subnet in self._subnets]
-        deadlines += [host.provider.runtime.next_deadline() for host in self.hosts.values() if host.runs]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        deadlines += [host._next_deadline() for host in self.hosts.values() if host.runs]
+        deadlines.append(self._programs.next_deadline())
+        at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
+        return at if at < math.inf else None
 
     def _pending_text(self) -> str:
         """Packets in flight and hosts with timers, for error messages."""
         living = {name: host.provider.runtime for name, host in self.hosts.items() if host.runs}
         timers = [name for name, runtime in living.items() if runtime.next_deadline() is not None]
-        return f"packets in flight: {len(self._in_flight)}; hosts with timers: {', '.join(timers) or 'none'}"
+        waiting = self._programs.waiting_text()
+        return f"packets in flight: {len(self._in_flight)}; hosts with timers: {', '.join(timers) or 'none'}{waiting}"
 
     # -- packets --------------------------------------------------------------------------------------
 

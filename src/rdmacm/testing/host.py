@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
+from os import PathLike
+from pathlib import Path
 from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -20,6 +24,7 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.constants import BTH_LENGTH, MAX_SLOT, MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
+from rdmacm.provider.choice import CONTEXT_OPENER
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import (
@@ -34,8 +39,11 @@ from rdmacm.soft.wire.base import (
     group_key,
 )
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of
+from rdmacm.testing.clock import HostClock, SimulationError
 from rdmacm.testing.faults import FabricPacket
+from rdmacm.testing.loop import FabricLoop
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
+from rdmacm.testing.programs import Program, Programs, current_program
 
 if TYPE_CHECKING:
     from rdmacm.soft.event_queue import SoftQueue
@@ -87,7 +95,11 @@ class Medium(Protocol):
 
     @property
     def clock(self) -> VirtualClock:
-        """The clock that all hosts share."""
+        """The clock that the clocks of all hosts follow."""
+
+    @property
+    def _programs(self) -> Programs:
+        """The programs of all hosts."""
 
     @property
     def now(self) -> float:
@@ -339,20 +351,36 @@ class SimPorts(PrivatePorts):
 class SimRuntime(Runtime):
     """A runtime whose waits run the fabric in virtual time."""
 
-    def __init__(self, fabric: Medium) -> None:
-        super().__init__(fabric.clock)
+    def __init__(self, fabric: Medium, clock: HostClock) -> None:
+        super().__init__(clock)
         self._fabric = fabric
+        #: How many calls of :meth:`drive` are in progress that do not wait.
+        self._depth = 0
 
     def poll(self, result_queue: Sized = ()) -> bool:
         """As :meth:`Runtime.poll`, without yielding the processor: no other process has anything to send."""
         self._empty_polls = 0
-        return super().poll(result_queue)
+        found = super().poll(result_queue)
+        self._polled(found)
+        return found
 
     def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
-        """Wait in virtual time (:meth:`Fabric._drive`). A call with ``timeout`` 0 takes no time."""
-        if timeout is not None and timeout <= 0:
-            return super().drive(done, timeout, result_queue)
-        return self._fabric._drive(self, done, timeout)
+        """Wait in virtual time (:meth:`Fabric._drive`). A call with ``timeout`` 0 takes no time, unless it is repeated
+        by a program (:meth:`Program.polled`)."""
+        if timeout is None or timeout > 0:
+            return self._fabric._drive(self, done, timeout)
+        self._depth += 1
+        try:
+            found = super().drive(done, timeout, result_queue)
+        finally:
+            self._depth -= 1
+        self._polled(found)
+        return found
+
+    def _polled(self, found: object) -> None:
+        # A call inside of another one has the lock, with which no program may wait.
+        if not found and not self._depth and (program := current_program()) is not None:
+            program.polled()
 
 
 class SimProvider(SoftProvider):
@@ -372,10 +400,16 @@ class SimProvider(SoftProvider):
         random: Random,
         ports: PortTable,
         infiniband: Sequence[MemoryPort] = (),
+        clock: HostClock | None = None,
     ) -> None:
-        runtime = SimRuntime(fabric)
+        runtime = SimRuntime(fabric, clock or HostClock(fabric.clock))
         super().__init__(network, runtime=runtime, ports=ports, wire=wire, random=random, infiniband=infiniband)
         self.fabric = fabric
+
+    def check_event_loop(self, loop: object) -> None:
+        """Raise SimulationError for a loop that would wait in real time, and so for ever."""
+        if not isinstance(loop, FabricLoop):
+            raise SimulationError("this event loop waits in real time; try: fabric.run(main())")
 
 
 class _EventHandler:
@@ -420,6 +454,8 @@ class Host:
     - ``processes``: the processes of this host that run, in order of their start, each a :class:`Host`.
     - ``forward_loss``: probability (0 to 1) that a request for this process is lost if another one of the host has read
       it and has to forward it. Any of them may read it.
+    - ``clock``: the host's clock, in seconds; that of all its processes (:meth:`Fabric.drift`).
+    - ``lag``: seconds for which the host is busy whenever it has done something (:meth:`Fabric.slow`).
     - ``random``: the host's own random stream, seeded by the fabric.
     - ``network``: interfaces ``lo`` and ``eth0`` with their routes. Tests may change it; added interfaces are on the
       fabric too.
@@ -450,6 +486,10 @@ class Host:
         self.forward_loss = 0.0
         #: Decides which requests are lost; made when it is needed.
         self._forward_random: Random | None = None
+        self.clock: HostClock = self.processes[0].clock if self.processes else HostClock(fabric.clock)
+        self.lag = 0.0
+        self._busy_until = 0.0
+        self._has_worked = False
         self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
@@ -462,7 +502,9 @@ class Host:
         low, high = self.network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
         #: The port numbers of this process.
         self.ports = SimPorts(low, high, low + int(self.random.random() * (high - low + 1)), self.processes)
-        self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.ports, self.infiniband)
+        self.provider = SimProvider(
+            fabric, self.network, self.wire, self.random, self.ports, self.infiniband, self.clock
+        )
         self.processes.append(self)
         #: Handlers registered by :meth:`on_event`.
         self._handlers: list[_EventHandler] = []
@@ -478,6 +520,34 @@ class Host:
             raise ValueError(f"the channel does not belong to host {self.name}")
         self._handlers.append(_EventHandler(channel, handler))
 
+    @contextmanager
+    def as_default(self) -> Iterator[None]:
+        """Let this host's provider stand for None in the block, and in the tasks of asyncio that begin there."""
+        token = CONTEXT_OPENER.set(lambda: self.provider)
+        try:
+            yield
+        finally:
+            CONTEXT_OPENER.reset(token)
+
+    def start(self, target: Callable[..., T], *args: object, name: str | None = None) -> Program[T]:
+        """Run ``target(*args)`` on this host, in a thread that the fabric schedules, whenever the fabric runs.
+
+        It may wait in any call of the package, sleep, start threads and wait for them, and run an event loop of
+        asyncio, all in virtual time. This host's provider stands for None.
+        """
+        with self.as_default():
+            named = name or str(getattr(target, "__name__", target))
+            return self.fabric._programs.start(self, partial(target, *args), named)
+
+    def script(self, path: str | PathLike[str], *arguments: str) -> Program[None]:
+        """As :meth:`start`, for a file of Python and its arguments. OSError, SyntaxError: it cannot be run."""
+        code = compile(Path(path).read_bytes(), str(path), "exec")
+        names: dict[str, object] = {"__name__": "__main__", "__file__": str(path)}
+        with self.as_default():
+            return self.fabric._programs.start(
+                self, lambda: exec(code, names), Path(path).name, [str(path), *arguments]
+            )
+
     def limit(self, *, max_qp: int | None = None, max_mr: int | None = None) -> None:
         """Let queue pairs or memory regions run out: beyond the limit, creating one raises ENOMEM.
 
@@ -489,6 +559,29 @@ class Host:
     def runs(self) -> bool:
         """Whether the host makes progress: it is alive and not paused."""
         return self.alive and not self.paused
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the host can do something now: it runs, and is not busy."""
+        return self.alive and not self.paused and self._busy_until <= self.fabric.now
+
+    def _worked(self) -> None:
+        """The host has done something at this moment."""
+        self._has_worked = True
+
+    def _rest(self) -> None:
+        """A moment is over: a slow host is busy, if it has done something."""
+        if self._has_worked:
+            self._has_worked = False
+            self._busy_until = self.fabric.now + self.lag
+
+    def _next_deadline(self) -> float | None:
+        """When the host has to make progress next, in seconds of the fabric's clock; None without a reason."""
+        deadline = self.provider.runtime.next_deadline()
+        at = None if deadline is None else self.clock.when(deadline)
+        if self._busy_until > self.fabric.now:  # packets may wait for it
+            return self._busy_until if at is None else max(at, self._busy_until)
+        return at
 
     def process_for(self, data: bytes, local: bytes) -> Host:
         """The process of this host that gets a packet to a packed local address.
@@ -533,11 +626,14 @@ class Host:
         if self.wire.waiting or self.infiniband or self.network.has_changed:
             return False
         deadline = self.provider.runtime.next_deadline()
-        return deadline is None or deadline > self.fabric.now
+        return deadline is None or deadline > self.clock()
 
     def _progress(self) -> bool:
         """Process everything that is due now; return whether a handler was called."""
         if not self._is_idle():
+            deadline = self.provider.runtime.next_deadline()
+            if self.wire.waiting or (deadline is not None and deadline <= self.clock()):
+                self._worked()
             self.provider.runtime.progress()
             left = self.waiting
             while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
@@ -548,6 +644,7 @@ class Host:
         called = False
         for handler in self._handlers:
             if self.runs and handler.serve():
+                self._worked()
                 called = True
         return called
 

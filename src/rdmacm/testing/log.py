@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from rdmacm.testing.diagram import capture_of, diagram
 from rdmacm.testing.faults import FabricPacket, Outcome
 
 #: Approximate memory of an entry without the packet's bytes.
@@ -82,6 +84,20 @@ class FabricLog:
         """Return one line for each entry: time, packet, a checksum of its bytes, outcome. Equal for equal runs."""
         head = [f"... {self.discarded} earlier entries were discarded"] if self.discarded else []
         return "\n".join([*head, *map(str, self._entries)])
+
+    def to_diagram(self, limit: int | None = None) -> str:
+        """Return a sequence diagram: a column for each host, an arrow for each entry; of the last ``limit`` entries."""
+        return diagram(list(self._entries), limit, self.discarded)
+
+    def write_pcapng(self, path: str | os.PathLike[str]) -> int:
+        """Write the packets to a capture file for Wireshark, each when it arrived or was dropped; returns how many.
+
+        A comment of each says from which host to which it went, and what happened to it. The times begin at 1970.
+        """
+        blocks = capture_of(self._entries)
+        with open(path, "wb") as file:
+            file.writelines(blocks)
+        return len(blocks) - 1
 
     def __repr__(self) -> str:
         return f"<FabricLog {len(self)} entries>"

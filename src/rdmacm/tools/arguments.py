@@ -34,6 +34,17 @@ def seconds_between(least: float, most: float) -> Callable[[str], float]:
     return parse
 
 
+def probability(text: str) -> float:
+    """The type of an option whose value is a probability."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a probability, a number from 0 to 1")
+    return value
+
+
 def add_number(
     parser: Parser, names: tuple[str, ...], parse: Callable[[str], float], default: float, metavar: str, what: str
 ) -> None:

@@ -32,6 +32,7 @@ from rdmacm.check.sequence import Sequence
 from rdmacm.check.serving import CheckServer
 from rdmacm.errors import cm_error, printable
 from rdmacm.tools.arguments import add_number, add_provider, host_and_port, integer_between, seconds_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, bold, wrapped_line, write, write_error, write_json
 
 #: The TCP port of ``--serve``.
@@ -39,7 +40,7 @@ CONTROL_PORT = 4792
 
 PAGE = Page(
     command="check",
-    summary="find what is wrong on the way to a peer, as mtr(8) for RDMA",
+    summary=COMMANDS["check"],
     description="""
         Checks the way to a host step by step: name, route, neighbour, UDP port 4791, connection manager, path MTU, loss
         and round trip, traffic class. Each step is a line with a sign: good, failed, unknown, or not reached. The first

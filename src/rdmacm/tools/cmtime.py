@@ -27,6 +27,7 @@ from rdmacm.tools.arguments import (
     integer_between,
     take_host,
 )
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import find_server
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
@@ -41,7 +42,7 @@ from rdmacm.verbs.qp import QP, QPInitAttr
 
 PAGE = Page(
     command="cmtime",
-    summary="time each step of setting up connections",
+    summary=COMMANDS["cmtime"],
     description="""
         The client, the end with HOST, connects N times to the server and reports the time of each step: creating the
         id, resolving address and route, creating the queue pair, connecting (until the server's answer has arrived),

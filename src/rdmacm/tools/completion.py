@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import PROGRAM, Page, Parser, help_of, write
 
 PAGE = Page(
     command="completion",
-    summary="write the completion of this command for a shell",
+    summary=COMMANDS["completion"],
     description="""
         Writes a script that lets a shell complete commands, options and their values. Packages install it, and pip
         installs it into an environment, whose directory share/ shells do not read unless XDG_DATA_DIRS (bash, fish) or
@@ -89,7 +90,7 @@ def script(shell: str) -> str:
 
     main = import_module("rdmacm.tools.main")
     found = [_Command("", "", _arguments(main.program_parser(with_commands=False))[1:])]
-    for name in main.COMMANDS:
+    for name in COMMANDS:
         tool = import_module(f"rdmacm.tools.{name}")
         found.append(_Command(name, tool.PAGE.summary, _arguments(main.parser_of(tool))))
     return SHELLS[shell](found)

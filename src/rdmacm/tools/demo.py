@@ -17,6 +17,7 @@ from rdmacm.explanation import Explanation
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.tools import perf
 from rdmacm.tools.arguments import add_provider, add_wait_limit
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import ProgressLine, size_text, time_text
 from rdmacm.tools.output import Page, Parser, labelled_lines, table, write, write_json
@@ -29,7 +30,7 @@ from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
 PAGE = Page(
     command="demo",
-    summary="two processes connect, move data both ways and check it",
+    summary=COMMANDS["demo"],
     description="""
         Starts a second process on this machine, resolves an address of this machine to its device, GID and path,
         connects, and moves data: a SEND that is answered, an RDMA WRITE that the other process confirms by its CRC-32,

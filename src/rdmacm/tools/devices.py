@@ -14,6 +14,7 @@ from rdmacm.errors import RdmaError
 from rdmacm.provider import get_provider
 from rdmacm.provider.choice import choose
 from rdmacm.tools.arguments import add_provider
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.output import Page, Parser, bold, dim, table, write, write_error, write_json
 from rdmacm.verbs.device import Device, GidEntry, Port
@@ -21,7 +22,7 @@ from rdmacm.verbs.enums import GidType, LinkLayer, TransportType
 
 PAGE = Page(
     command="devices",
-    summary="list the RDMA devices, their ports and GID tables",
+    summary=COMMANDS["devices"],
     description="""
         Lists every device in the current network namespace: first one line for each port, then the GIDs of
         each port and interface. Each network interface that can carry IP has a software device, with a GID for each

@@ -16,11 +16,12 @@ from rdmacm.doctor.matrix import Matrix, parse
 from rdmacm.doctor.pages import as_json, explanation, rule_json, text
 from rdmacm.errors import cm_error
 from rdmacm.tools.arguments import add_provider, integer_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, UsageError, bold, wrapped_line, write, write_json
 
 PAGE = Page(
     command="doctor",
-    summary="find what keeps connections from working on this host",
+    summary=COMMANDS["doctor"],
     description="""
         Measures this host and judges it by a table of rules: devices, modules and permissions, the limit of locked
         memory, network namespaces, interfaces and addresses, GIDs, routes, neighbours, MTU, UDP port 4791 and its

@@ -9,12 +9,13 @@ from rdmacm.diagnosis.explain import explain
 from rdmacm.errors import GaiError, RdmaError, cm_error, printable
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
 from rdmacm.tools.output import Page, Parser, ReportedError, bold, dim, wrapped_line, write, write_json
 
 PAGE = Page(
     command="explain",
-    summary="resolve a destination and explain the result",
+    summary=COMMANDS["explain"],
     description="""
         Resolves a name, its address and the route to it, as rdma_getaddrinfo(3), rdma_resolve_addr(3) and
         rdma_resolve_route(3) do, and shows the basis of each decision: the addresses of the name, the kernel's

@@ -19,6 +19,7 @@ from rdmacm.constants import AddressFamily, PortSpace, RaiFlag
 from rdmacm.errors import printable
 from rdmacm.proto.sa import PathRecord
 from rdmacm.tools.arguments import add_provider
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, address_json, bold, labelled_lines, path_record_json, write, write_json
 from rdmacm.verbs.enums import QPType
 
@@ -29,7 +30,7 @@ ADDRESS_FORMS = """
 
 PAGE = Page(
     command="getaddrinfo",
-    summary="resolve a name and a service to RDMA addresses",
+    summary=COMMANDS["getaddrinfo"],
     description=f"""
         Calls rdma_getaddrinfo(3) with hints from the options, and writes all addresses, in order of preference.
         Without --noroute and --passive, each address has the source address, the device and the path that this host

@@ -16,8 +16,8 @@ from typing import NoReturn, cast
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.interrupts.command import STATUS, exit_when_interrupted, raise_when_interrupted
-from rdmacm.provider.choice import choose, noting_the_choice
 from rdmacm.tools.arguments import named_hosts
+from rdmacm.tools.commands import COMMANDS, GROUPS
 from rdmacm.tools.output import (
     Page,
     Parser,
@@ -32,17 +32,6 @@ from rdmacm.tools.output import (
     write_error,
     write_json,
 )
-
-#: The commands by purpose, in the order of the help page. Each is a module of this package, imported when it is used.
-GROUPS = (
-    ("Look up devices, names and routes", ("devices", "sa", "getaddrinfo", "resolve", "explain")),
-    ("Find what is wrong", ("doctor", "check", "trace")),
-    ("Connect and move data", ("demo", "rping", "ucmatose", "udaddy", "mckey")),
-    ("Measure", ("cmtime", "perf", "stat")),
-    ("Run C programs", ("run",)),
-    ("Set up a shell", ("completion",)),
-)
-COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 
 _PAGE = Page(
     command="",
@@ -70,8 +59,8 @@ def _tool(command: str) -> Tool:
 
 
 def program_parser(*, with_commands: bool) -> Parser:
-    """Return the parser of what stands before a command. ``with_commands``: its page lists them, which imports all."""
-    parser = Parser(_PAGE, [(name, _tool(name).PAGE.summary) for name in COMMANDS] if with_commands else ())
+    """Return the parser of what stands before a command. ``with_commands``: its page lists them."""
+    parser = Parser(_PAGE, [*COMMANDS.items()] if with_commands else ())
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="The command to run; see COMMANDS.")
     parser.add_argument("-h", "--help", action="help", help="Show this page.")
     parser.add_argument("--version", action="store_true", help="Show the version, and which core runs.")
@@ -140,8 +129,8 @@ def _overview() -> str:
     """The commands by purpose, for a command line without one."""
     width = max(map(len, COMMANDS))
     parts = [
-        f"{bold(title)}\n" + "".join(f"  {name:<{width}}  {_tool(name).PAGE.summary}\n" for name in names)
-        for title, names in GROUPS
+        f"{bold(title)}\n" + "".join(f"  {name:<{width}}  {summary}\n" for name, summary in commands.items())
+        for title, commands in GROUPS.items()
     ]
     return "\n".join(
         ["rdmacm COMMAND [OPTION]... [ARGUMENT]...\n", *parts, "'rdmacm COMMAND --help' is the page of a command.\n"]
@@ -157,6 +146,8 @@ def _run(argv: Sequence[str]) -> int:
         args = parser_of(tool).parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
     except SystemExit:  # --help was written
         return 0
+    from rdmacm.provider.choice import choose, noting_the_choice
+
     given, hosts = getattr(args, "provider", None), named_hosts(args)
     if hosts:
         args.provider = choose(given, hosts).name

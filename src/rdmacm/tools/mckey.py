@@ -21,6 +21,7 @@ from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import UdParam
 from rdmacm.tools.arguments import add_number, add_provider, add_wait_limit, seconds_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, run_exchange
 from rdmacm.tools.output import Page, Parser
@@ -29,7 +30,7 @@ from rdmacm.verbs.enums import SendFlag, WCStatus
 
 PAGE = Page(
     command="mckey",
-    summary="send datagrams to a multicast group, as mckey(1)",
+    summary=COMMANDS["mckey"],
     description="""
         Joins a multicast group with one or more queue pairs; with -s sends datagrams to it, else receives them.
         Protocol, options and output are those of mckey(1) of librdmacm, which may run at the other ends.

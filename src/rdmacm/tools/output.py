@@ -13,13 +13,13 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from socket import AF_INET
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from rdmacm.address import SockAddr, SockAddrIB, parse_address
 from rdmacm.errors import RdmaError, cm_error, printable
-from rdmacm.proto.sa import PathRecord
+
+if TYPE_CHECKING:  # help pages need neither
+    from rdmacm.address import SockAddr
+    from rdmacm.proto.sa import PathRecord
 
 PROGRAM = "rdmacm"
 
@@ -67,8 +67,7 @@ class ReaderGoneError(Exception):
 # -- help pages ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """The text of a help page apart from the arguments.
 
     ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
@@ -358,6 +357,10 @@ def address_json(address: SockAddr | None) -> dict[str, object] | None:
     """
     if address is None:
         return None
+    from socket import AF_INET
+
+    from rdmacm.address import SockAddrIB, parse_address
+
     known = parse_address(address)
     if isinstance(known, SockAddrIB):
         return {
@@ -389,5 +392,7 @@ def error_json(error: RdmaError) -> dict[str, object]:
 
 def path_record_json(path: PathRecord) -> dict[str, object]:
     """Return the fields of a path record as JSON data, by their names; GIDs are text."""
+    from dataclasses import fields
+
     values = {field.name: getattr(path, field.name) for field in fields(path)}
     return {**values, "dgid": str(path.dgid), "sgid": str(path.sgid)}

@@ -31,6 +31,7 @@ from rdmacm.tools.arguments import (
     seconds_between,
     take_host,
 )
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.core_name import core_line, core_name
 from rdmacm.tools.measure import Intervals, ProcessorUse, ProgressLine, Samples, size_text
@@ -61,7 +62,7 @@ from rdmacm.verbs.wr import RecvWR, SendWR
 
 PAGE = Page(
     command="perf",
-    summary="measure latency and bandwidth",
+    summary=COMMANDS["perf"],
     description="""
         Measures one operation between a client and a server: --op send, write (RDMA WRITE) or read (RDMA READ).
         Bandwidth is measured with --depth work requests outstanding; both ends sleep until work completes. With

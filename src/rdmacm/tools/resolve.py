@@ -9,13 +9,14 @@ from rdmacm.cmid import CmId
 from rdmacm.diagnosis.explain import resolve
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
 from rdmacm.tools.output import Page, Parser, address_json, labelled_lines, path_record_json, write, write_json
 
 PAGE = Page(
     command="resolve",
-    summary="resolve a destination to a device, a GID and a route",
+    summary=COMMANDS["resolve"],
     description=f"""
         Resolves a name, its address and the route to it, as a program does before rdma_connect(3), and shows the
         state of the identifier after that. When a name has several addresses, the first one that can be resolved is

@@ -28,6 +28,7 @@ from rdmacm.tools.arguments import (
     integer_between,
     take_host,
 )
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples, size_text, time_text
 from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
@@ -39,7 +40,7 @@ from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
 PAGE = Page(
     command="rping",
-    summary="ping-pong by RDMA READ and WRITE, as rping(1)",
+    summary=COMMANDS["rping"],
     description="""
         The client connects to the server and advertises a buffer with text; the server reads it (RDMA READ) and
         writes it back (RDMA WRITE) to another buffer. Protocol, options and output are those of rping(1) of

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from rdmacm.tools.arguments import add_number, integer_between, seconds_between
+from rdmacm.tools.arguments import add_number, integer_between, probability, seconds_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, write_error
 
 PAGE = Page(
     command="run",
-    summary="run a program of libibverbs on the software devices",
+    summary=COMMANDS["run"],
     description="""
         Starts PROGRAM with a library in the place of libibverbs.so.1 and librdmacm.so.1. The program is not changed,
         and no RDMA hardware, kernel module or privilege is needed: each network interface has a software device. It
@@ -30,16 +31,6 @@ PAGE = Page(
     see_also="rdmacm devices, ibv_devinfo(1), rping(1), ld.so(8)",
     own_environment=(("RDMACM_RUN_LIBRARY", "Another library to run programs with."),),
 )
-
-
-def _probability(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a probability, a number from 0 to 1")
-    return value
 
 
 def add_arguments(parser: Parser) -> None:
@@ -69,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
         help="Write the RoCEv2 packets of all programs to this file (pcapng).",
     )
     add_number(
-        parser, ("--loss",), _probability, 0, "P", "How likely each packet is lost that PROGRAM sends, from 0 to 1"
+        parser, ("--loss",), probability, 0, "P", "How likely each packet is lost that PROGRAM sends, from 0 to 1"
     )
     delay = "Seconds that each packet is held up that PROGRAM sends, up to 60"
     add_number(parser, ("--delay",), seconds_between(0, 60), 0, "SECONDS", delay)

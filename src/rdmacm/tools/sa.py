@@ -26,12 +26,13 @@ from rdmacm.proto.sa.subnet import (
     service_name_bytes,
 )
 from rdmacm.tools.arguments import integer_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, labelled_lines, path_record_json, table, write, write_json
 from rdmacm.tools.waiting import notice
 
 PAGE = Page(
     command="sa",
-    summary="query the subnet administrator of an InfiniBand fabric",
+    summary=COMMANDS["sa"],
     description="""
         Queries the subnet administrator through one port. Needs neither an RDMA connection nor an IP address. WHAT is
         one of:

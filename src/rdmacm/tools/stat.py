@@ -13,11 +13,12 @@ from rdmacm.provider.choice import choose
 from rdmacm.provider.counters import Counters
 from rdmacm.provider.statistics import process_counters
 from rdmacm.tools.arguments import add_provider, seconds_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, bold, labelled_lines, table, write, write_json
 
 PAGE = Page(
     command="stat",
-    summary="show what devices have counted: drops, errors, messages",
+    summary=COMMANDS["stat"],
     description="""
         Shows the counters of each process of this network namespace that has a software device open, as they are now:
         by device, of its connection manager (cm), and of UDP port 4791: losses (udp), packets and bytes (traffic). A

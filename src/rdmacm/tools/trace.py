@@ -13,6 +13,7 @@ from typing import IO, TypeAlias, cast
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.wire import WireError
 from rdmacm.tools.arguments import integer_between, seconds_between
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, ReportedError, bold, table, wrapped_line, write, write_json
 from rdmacm.trace import live
 from rdmacm.trace.connection import Connection
@@ -27,7 +28,7 @@ from rdmacm.trace.verdicts import FAILED, OK, Judge, Verdict, duration_text, siz
 
 PAGE = Page(
     command="trace",
-    summary="find RDMA connections in captured packets, and what went wrong",
+    summary=COMMANDS["trace"],
     description="""
         Reads a capture of tcpdump, Wireshark or rdmacm's --pcap (pcap or pcapng, also compressed with gzip), and finds
         the connections in it: those of RoCEv2 (UDP port 4791) and RoCEv1, iWARP (TCP with MPA), and the management

@@ -30,6 +30,7 @@ from rdmacm.tools.arguments import (
     integer_between,
     take_host,
 )
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import completion_failure, connection_ended
 from rdmacm.tools.exchange import RECV, SEND, TIMEOUT_MS, End, add_counts, add_format, run_exchange
 from rdmacm.tools.output import Page, Parser
@@ -44,7 +45,7 @@ from rdmacm.verbs.wr import RecvWR, SendWR
 
 PAGE = Page(
     command="ucmatose",
-    summary="exchange messages over several connections, as ucmatose(1)",
+    summary=COMMANDS["ucmatose"],
     description="""
         The client opens a number of connections to the server. When all are established, the server sends messages on
         each, the client sends as many back, and the server disconnects. Protocol, options and output are those of

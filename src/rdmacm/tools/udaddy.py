@@ -20,6 +20,7 @@ from rdmacm.errors import RdmaError
 from rdmacm.proto.constants import GRH_LENGTH
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.arguments import add_address, add_host, add_provider, add_wait_limit, integer_between, take_host
+from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.connection import completion_failure
 from rdmacm.tools.exchange import SEND, TIMEOUT_MS, DatagramEnd, DatagramNode, add_counts, add_format, run_exchange
 from rdmacm.tools.output import Page, Parser
@@ -30,7 +31,7 @@ from rdmacm.verbs.enums import WC, SendFlag, WCStatus
 
 PAGE = Page(
     command="udaddy",
-    summary="exchange datagrams, as udaddy(1)",
+    summary=COMMANDS["udaddy"],
     description="""
         The client finds queue pairs of the server, sends datagrams to each, and the server sends as many back.
         Protocol, options and output are those of udaddy(1) of librdmacm, which may run at the other end. The client is

@@ -10,7 +10,7 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.enums import QPState
-from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, told

@@ -10,20 +10,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.opcodes import TransportService
-from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.proto.roce.uc import UcEngine, UnreliableEngine
 from rdmacm.proto.roce.ud import UdEngine
-from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine, XrcInitiator, XrcTarget
 
 if TYPE_CHECKING:
     from rdmacm.proto._core import XrcDomain
     from rdmacm.proto.engine import EngineCounters, EngineFactory, QPEngine, SharedReceives
+    from rdmacm.proto.roce.uc import UnreliableEngine
+    from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine
     from rdmacm.proto.work import Memory
 
 #: Makes the engine of a datagram queue pair in INIT: see :class:`UdEngine`.
 UdEngineFactory: TypeAlias = "Callable[[int, Memory, SharedReceives | None, EngineCounters], UdEngine[Any]]"
 
-make_rc_engine: EngineFactory = RcEngine if compiled is None else compiled.ConnectedEngine
+# The modules of Python's engines are imported where those run: they take long.
+make_rc_engine: EngineFactory
+if compiled is None:
+    from rdmacm.proto.roce.rc.engine import RcEngine
+
+    make_rc_engine = RcEngine
+else:
+    make_rc_engine = compiled.ConnectedEngine
 make_ud_engine: UdEngineFactory = UdEngine if compiled is None else compiled.UdEngine
 
 
@@ -32,6 +38,8 @@ def make_uc_engine(
 ) -> UnreliableEngine:
     """The engine of an unreliable connection in INIT."""
     if compiled is None:
+        from rdmacm.proto.roce.uc import UcEngine
+
         return UcEngine(qp_num, memory, shared, counters)
     engine: UnreliableEngine = compiled.ConnectedEngine(qp_num, memory, shared, counters, int(TransportService.UC))
     return engine
@@ -42,6 +50,8 @@ def make_xrc_initiator(
 ) -> QPEngine:
     """The engine of an initiator of XRC in INIT."""
     if compiled is None:
+        from rdmacm.proto.roce.xrc import XrcInitiator
+
         return XrcInitiator(qp_num, memory, shared, counters)
     engine: QPEngine = compiled.ConnectedEngine(qp_num, memory, shared, counters, int(TransportService.XRC))
     return engine
@@ -56,6 +66,8 @@ def make_xrc_target(
 ) -> TargetEngine:
     """The engine of a target of XRC in INIT, with the queues of its XRC domain as Python and as the core have them."""
     if compiled is None or domain is None:
+        from rdmacm.proto.roce.xrc import XrcTarget
+
         return XrcTarget(qp_num, memory, counters=counters, find_queue=find_queue)
     engine: TargetEngine = compiled.ConnectedEngine(qp_num, memory, None, counters, int(TransportService.XRC), domain)
     return engine

@@ -1,7 +1,8 @@
 """Extended reliable connections (XRC) over RoCEv2 (InfiniBand Architecture, annex A14).
 
 An XRC connection has an initiator, which sends requests, and a target, which executes and answers them. It is a
-reliable connection with one direction, so both are an :class:`~rdmacm.proto.roce.rc.RcEngine` with other packets:
+reliable connection with one direction, so both are an :class:`~rdmacm.proto.roce.rc.engine.RcEngine` with other
+packets:
 
 - every opcode has the transport service XRC;
 - every request packet has an XRCETH after its BTH: the number of the target's shared receive queue that it is for. The
@@ -22,7 +23,8 @@ from rdmacm.proto.engine import QPEngine, SharedReceives
 from rdmacm.proto.roce.headers import XRCETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE, TRANSPORT_MASK, TransportService
-from rdmacm.proto.roce.rc import RcEngine, requester, responder, responses
+from rdmacm.proto.roce.rc import requester, responder, responses
+from rdmacm.proto.roce.rc.engine import RcEngine
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.trains import Trains

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 
 from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.roce.engines import make_xrc_initiator, make_xrc_target
-from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import refused
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from rdmacm.proto import _core
     from rdmacm.proto.engine import EngineCounters, EngineFactory, SharedReceives
+    from rdmacm.proto.roce.xrc import SharedQueue, TargetEngine
     from rdmacm.proto.work import WC, Memory, SendWork
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import errno
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from rdmacm.enums import QPState, WCStatus
 from rdmacm.errors import RdmaError, cm_error
@@ -59,8 +58,7 @@ class Engine(Protocol):
 E = TypeVar("E", bound=Engine)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceParts:
+class DeviceParts(NamedTuple):
     """The parts of a device that its queue pairs use."""
 
     mux: QPMultiplexer
