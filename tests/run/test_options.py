@@ -187,7 +187,7 @@ def test_programs_are_told_of_the_faults_and_have_seeds_of_their_own(options: Op
 )
 @pytest.mark.parametrize("threads", [pytest.param("2", marks=needs_headers)])
 def test_messages_arrive_in_spite_of_faults(options: Options, runs: Runs, threads: str) -> None:
-    assert runs("exchange", threads, "8") == "done\n"
+    assert runs("exchange", threads, "8", *(["lossy"] if options.loss else [])) == "done\n"
 
 
 @pytest.mark.parametrize("options", [Options(delay=0.2)])

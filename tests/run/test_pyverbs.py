@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.netns import needs_netns, two_hosts
-from support.run_command import datagrams, running
+from support.run_command import datagrams, running, started
 
 #: pyverbs is made for this one.
 PYTHON = "/usr/bin/python3"
@@ -44,8 +44,14 @@ def test_rdma_cores_own_tests_pass(library: Path, tmp_path: Path) -> None:
     with two_hosts() as net, net.a.enter():
         before = datagrams()
         command = ("env", "-u", "PYTHONPATH", PYTHON, str(tmp_path / "run_tests.py"))
-        printed = running(library, *command, "-v", "--dev", f"soft_{net.va.name}")
+        with started(library, *command, "-v", "--dev", f"soft_{net.va.name}") as program:
+            printed, _ = program.communicate(timeout=100)
         assert datagrams() - before > 1000
+        failed = re.findall(r"^(?:ERROR|FAIL): (\w+) \(", printed, re.MULTILINE)
+        assert program.returncode == 0 or 0 < len(failed) <= 2, printed[-4000:]
+        # Some send before the other player has posted a receive, and do not repeat that: on a busy machine they fail.
+        for name in failed:
+            running(library, *command, "-k", name, "--dev", f"soft_{net.va.name}")
     (count,) = re.findall(r"^Ran (\d+) tests", printed, re.MULTILINE)
     reasons = re.findall(r"skipped ['\"](.*)['\"]$", printed, re.MULTILINE)
     assert [reason for reason in reasons if not re.search(MISSING, reason)] == []
