@@ -99,7 +99,8 @@ def make_share(directory: str) -> None:
 
     In a process of its own: this one must not import the package, whose core is about to be built.
     """
-    subprocess.run([sys.executable, str(ROOT / "docs" / "make_man.py"), directory], check=True)
+    environment = {**os.environ, "RDMACM_CORE": "python"}  # the sources have none yet
+    subprocess.run([sys.executable, str(ROOT / "docs" / "make_man.py"), directory], env=environment, check=True)
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]

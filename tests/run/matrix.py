@@ -3,7 +3,7 @@
 One server of ``rdmacm run`` serves all programs of librdmacm. Those of this package are processes with devices of their
 own, so both kinds share the port. From the checkout, in a network namespace where nobody else uses it:
 
-    PYTHONPATH=src:. python tests/run/matrix.py --times 100 --address 127.0.0.1 --address ::1 --only rping
+    PYTHONPATH=src:tests python tests/run/matrix.py --times 100 --address 127.0.0.1 --address ::1 --only rping
 
 It prints a line for each pair of ends, with the number of runs that failed, and the output of each failure; the status
 is 1 if there was one. ``c`` is librdmacm's tool, ``py`` that of this package, and the server comes first. No test runs
