@@ -12,7 +12,7 @@ READ_ONLY = frozenset({"", "c", "mermaid"})
 #: Parts of the output that differ from run to run.
 VARYING = re.compile(
     r"""
-      (?P<time> \b [\d,]+(\.\d+)?\ us\b | \b [\d,]+\.\d+\ m?s\b )
+      (?P<time> \b ([\d,]+/)*[\d,]+(\.\d+)?\ us\b | \b [\d,]+\.\d+\ m?s\b )
     | (?P<process> (?<=process\ ) \d+ )
     | (?P<message> ^ [\d:.]{12}\ \d+ (?=\ rdmacm\.) )           # the time and the process of a line of the log
     | (?P<comm_id> (?<=\bid\ ) 0x[0-9a-f]{8} \b )
@@ -157,7 +157,7 @@ def _literal(text: str) -> str:
 
 def _any_value(match: re.Match[str]) -> str:
     return {
-        "time": r"[\d,.]+ [um]?s",
+        "time": r"[\d,./]+ [um]?s",
         "process": r"\d+",
         "message": r"[\d:.]{12} \d+",
         "comm_id": r"0x[0-9a-f]{8}",

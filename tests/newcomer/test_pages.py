@@ -99,6 +99,7 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "rdmacm rping -s": OwnTerminal(),
     "rdmacm ucmatose -c 100": OwnTerminal(),
     "rdmacm run --serve": OwnTerminal(),
+    "rdmacm check --serve": OwnTerminal(),
     "rdmacm lab up --mtu 4200 --delay 0.001": OwnTerminal(),
     "rdmacm run -- rping -s -a 127.0.0.1 -C 2 -v": QUIET,
     "rdmacm run -- rping -c -a 127.0.0.1 -C 2 -v": QUIET,
