@@ -182,9 +182,12 @@ bool faults_take(struct rdmacm_wire *wire, int fd, const struct rdmacm_route *ro
             continue;
         size_t size = rdmacm_wire_copy_packet(&wire->out, datagram, route->is_ipv6, at, packet);
         struct rdmacm_route copy = *route;
-        if (size && delay > 0)
+        if (!size)
+            continue;
+        rdmacm_wire_count_sent(wire, 1, size);
+        if (delay > 0)
             hold(fd, route, packet, size);
-        else if (size)
+        else
             send_packet(fd, &copy, packet, size);
     }
     return true;

@@ -116,6 +116,7 @@ struct qp {
     bool is_draining; /* listed by process_drain() */
     unsigned groups; /* that it is attached to */
     struct batch *batch; /* requests between wr_start and wr_complete */
+    struct device_counters *counters; /* NULL: none */
     struct qp *next_draining;
 };
 
@@ -169,6 +170,28 @@ void process_revoke(uint32_t key);
 void srqs_revoke(uint32_t key);
 /* In a child of fork(2): they are the parent's. */
 void srqs_forget(void);
+
+/* -- counters that the server can read (counters.c) -------------------------------------------------------------------- */
+
+enum { MOST_COUNTED_DEVICES = 16 };
+
+/* src/rdmacm/run/counting.py has the same layout. */
+struct shared_counters {
+    struct rdmacm_tally tally;
+    struct device_counters {
+        uint32_t index; /* of the device; 0: the row is free */
+        uint32_t reserved;
+        uint64_t counts[RDMACM_COUNTS];
+        uint64_t refused[RDMACM_REFUSALS];
+    } devices[MOST_COUNTED_DEVICES];
+};
+
+/* Let the wire count where the server can read it, unless that is refused. Not with the mutex. */
+void counters_start(struct rdmacm_wire *wire);
+/* In a child of fork(2). */
+void counters_forget(void);
+/* The row of a device; NULL where there is none. With the mutex. */
+struct device_counters *counters_of(uint32_t index);
 
 /* -- between the wire and the sockets, where the server wants it (tap.c, faults.c) -------------------------------------- */
 

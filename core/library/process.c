@@ -80,6 +80,7 @@ static void forget(void) {
     draining = NULL;
     process_regions = (struct rdmacm_regions){0};
     opening = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    counters_forget();
     faults_forget();
     srqs_forget();
 }
@@ -123,6 +124,7 @@ static struct rdmacm_wire *open_wire(void) {
     made->is_enabled = made->shares_port = true;
     made->settle = process_settle;
     made->between = start_between();
+    counters_start(made);
     made->few_calls = FEW_CALLS;
     rdmacm_enter();
     __atomic_store_n(&wire, made, __ATOMIC_RELEASE);
@@ -207,8 +209,12 @@ void process_end_drain(struct qp *qp) { RDMACM_UNLIST(draining, qp, next_drainin
 /* -- after a call ------------------------------------------------------------------------------------------------------ */
 
 static void settle_queue_pair(struct qp *qp, unsigned events) {
-    if (events & RDMACM_EVENT_COUNTS)
-        qp->conn->queues->counts = (struct rdmacm_counts){0};
+    if (events & RDMACM_EVENT_COUNTS) {
+        struct rdmacm_counts *counts = &qp->conn->queues->counts;
+        for (size_t i = 0; qp->counters && i < RDMACM_COUNTS; i++)
+            qp->counters->counts[i] += counts->of[i];
+        *counts = (struct rdmacm_counts){0};
+    }
     if (events & RDMACM_EVENT_SRQ_LIMIT && qp->srq && qp->srq->core.is_limit_reached) {
         qp->srq->core.is_limit_reached = false;
         report_async(qp->ibv.context, &(struct ibv_async_event){.element.srq = &qp->srq->ibv,

@@ -36,6 +36,8 @@ enum {
     RUN_TAP,           /* if the packets are captured. No body; the reply has none, but a socket (SOCK_SEQPACKET) that the
                           program sends each datagram to which it reads or is about to send: struct run_tapped, then the
                           payload. All programs have the same, so that it keeps their order */
+    RUN_COUNTERS,      /* no body; the reply has none, but memory of the program that the server can read, where it counts
+                          its packets: struct shared_counters of objects.h, all 0 */
 };
 
 struct run_request {

@@ -73,6 +73,8 @@ static bool join(struct qp *qp, struct rdmacm_wire *wire) {
     if (!rdmacm_wire_attach(wire, conn))
         return false;
     conn->known->accepts = RDMACM_ACCEPTS_NONE;
+    qp->counters = counters_of(context_of(qp->ibv.context)->device->info.index);
+    conn->known->refused_at = qp->counters ? qp->counters->refused : NULL;
     return true;
 }
 

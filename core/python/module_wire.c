@@ -366,9 +366,9 @@ static PyObject *wire_end_arrivals(Wire *self, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-static void append_count(PyObject **list, int code, unsigned long count) {
+static void append_count(PyObject **list, int code, uint64_t count) {
     if (*list && count)
-        append(list, Py_BuildValue("ik", code, count));
+        append(list, Py_BuildValue("iK", code, (unsigned long long)count));
 }
 
 static PyObject *wire_take_counts(Wire *self, PyObject *Py_UNUSED(ignored)) {
@@ -379,8 +379,8 @@ static PyObject *wire_take_counts(Wire *self, PyObject *Py_UNUSED(ignored)) {
         enter_core();
         has_counts = wire->has_counts;
         if (has_counts) {
-            counts = wire->counts;
-            wire->counts = (struct rdmacm_wire_counts){0};
+            counts = wire->tally->counts;
+            wire->tally->counts = (struct rdmacm_wire_counts){0};
             wire->has_counts = false;
         }
         rdmacm_leave();
@@ -452,21 +452,22 @@ static const char *const stray_names[RDMACM_STRAYS] = {
 static PyObject *wire_take_traffic(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_traffic traffic = {0};
     if (self->wire)
-        CORE_DO(traffic = self->wire->traffic; self->wire->traffic = (struct rdmacm_traffic){0});
-    return Py_BuildValue("KKKK", traffic.sent_packets, traffic.sent_bytes, traffic.received_packets,
-                         traffic.received_bytes);
+        CORE_DO(traffic = self->wire->tally->traffic; self->wire->tally->traffic = (struct rdmacm_traffic){0});
+    return Py_BuildValue("KKKKK", (unsigned long long)traffic.sent_packets, (unsigned long long)traffic.sent_bytes,
+                         (unsigned long long)traffic.received_packets, (unsigned long long)traffic.received_bytes,
+                         (unsigned long long)traffic.unsent_packets);
 }
 
 static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_wire *wire = self->wire;
-    unsigned long counts[RDMACM_STRAYS] = {0};
+    uint64_t counts[RDMACM_STRAYS] = {0};
     if (!wire)
         Py_RETURN_NONE;
     enter_core();
     bool has_any = rdmacm_wire_has_strays(wire);
     if (has_any) {
-        memcpy(counts, wire->strays, sizeof counts);
-        memset(wire->strays, 0, sizeof wire->strays);
+        memcpy(counts, wire->tally->strays, sizeof counts);
+        memset(wire->tally->strays, 0, sizeof wire->tally->strays);
     }
     rdmacm_leave();
     if (!has_any)
@@ -475,9 +476,10 @@ static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
     for (int i = 0; i < RDMACM_STRAYS; i++)
         if (counts[i])
             append(&strays,
-                   Py_BuildValue("Osk", i < RDMACM_SHORT_TRAIN ? Py_True : Py_False, stray_names[i], counts[i]));
+                   Py_BuildValue("OsK", i < RDMACM_SHORT_TRAIN ? Py_True : Py_False, stray_names[i],
+                                 (unsigned long long)counts[i]));
     for (;;) {
-        unsigned long of_one[RDMACM_REFUSALS];
+        uint64_t of_one[RDMACM_REFUSALS];
         enter_core();
         struct rdmacm_known *known = wire->refusing;
         uint32_t qp_num = 0;
@@ -493,7 +495,7 @@ static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {
             break;
         for (size_t i = 0; i < RDMACM_REFUSALS; i++)
             if (of_one[i])
-                append(&refused, Py_BuildValue("Isk", qp_num, refusal_names[i], of_one[i]));
+                append(&refused, Py_BuildValue("IsK", qp_num, refusal_names[i], (unsigned long long)of_one[i]));
     }
     return Py_BuildValue("NN", strays, refused);
 }
@@ -688,7 +690,7 @@ static PyMethodDef wire_methods[] = {
     {"take_strays", (PyCFunction)wire_take_strays, METH_NOARGS,
      "Packets dropped: (of the wire, reason, count) and (qp_num, reason, count); None: there were none."},
     {"take_traffic", (PyCFunction)wire_take_traffic, METH_NOARGS,
-     "Packets and bytes sent, packets and bytes received, since the last call."},
+     "Packets and bytes sent, packets and bytes received, packets that were refused, since the last call."},
     {"take_events", (PyCFunction)wire_take_events, METH_NOARGS, "(owner, events, deadline, counts) of connections."},
     {"take_added", (PyCFunction)wire_take_added, METH_NOARGS, "(owner, solicited, overrun) of queues."},
     {NULL, NULL, 0, NULL},

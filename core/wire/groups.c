@@ -78,16 +78,16 @@ static bool is_ready(const struct rdmacm_wire *wire, const struct rdmacm_group *
 
 void rdmacm_group_deliver(struct rdmacm_wire *wire, struct rdmacm_group *group, const struct rdmacm_received *from) {
     if (from->size < RDMACM_SHORTEST_PACKET || !from->local_length) {
-        wire->strays[RDMACM_SHORT]++;
+        wire->tally->strays[RDMACM_SHORT]++;
         return;
     }
     if ((rdmacm_load32(wire->buffer + 4) & RDMACM_QPN_MASK) != RDMACM_MULTICAST_QPN ||
         from->ifindex != group->ifindex || (from->local_length == 16) != group->is_ipv6) {
-        wire->strays[RDMACM_STRAY]++; /* an IPv6 socket gets the packets of other interfaces */
+        wire->tally->strays[RDMACM_STRAY]++; /* an IPv6 socket gets the packets of other interfaces */
         return;
     }
     if (!group->members_count) {
-        wire->strays[RDMACM_NO_MEMBER]++;
+        wire->tally->strays[RDMACM_NO_MEMBER]++;
         return;
     }
     struct rdmacm_received to_group = *from;
@@ -99,9 +99,9 @@ void rdmacm_group_deliver(struct rdmacm_wire *wire, struct rdmacm_group *group, 
     for (size_t i = 0; i < group->members_count; i++) {
         const struct rdmacm_known *known = rdmacm_wire_find(wire, group->members[i]);
         if (!known->conn || known->conn->queues->failed) {
-            wire->strays[RDMACM_WRONG_STATE]++;
+            wire->tally->strays[RDMACM_WRONG_STATE]++;
         } else if (!rdmacm_ud_deliver(known->conn->ud, &to_group, 0, from->size)) {
-            wire->counts.dropped++;
+            wire->tally->counts.dropped++;
             wire->has_counts = true;
         }
     }

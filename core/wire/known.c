@@ -81,7 +81,11 @@ bool rdmacm_flow_of(const struct rdmacm_received *from, struct rdmacm_flow *flow
 }
 
 static void refuse(struct rdmacm_wire *wire, struct rdmacm_known *known, enum rdmacm_refusal reason,
-                   unsigned long count) {
+                   uint64_t count) {
+    if (known->refused_at) {
+        known->refused_at[reason] += count;
+        return;
+    }
     known->refused[reason] += count;
     if (!known->is_listed) {
         known->is_listed = true;
@@ -155,11 +159,11 @@ enum rdmacm_verdict rdmacm_wire_judge(struct rdmacm_wire *wire, const struct rdm
     enum rdmacm_stray stray =
         known ? judge_known(known, from) : judge_unknown(wire, qp_num, from->segment);
     if (stray != RDMACM_NO_STRAY) {
-        wire->strays[stray] += is_first;
+        wire->tally->strays[stray] += is_first;
         return RDMACM_NOBODYS;
     }
     if (known && rdmacm_wire_is_full(wire, known)) { /* it takes no check to drop it */
-        wire->strays[RDMACM_BACKLOG]++;
+        wire->tally->strays[RDMACM_BACKLOG]++;
         return RDMACM_NOBODYS;
     }
     enum rdmacm_refusal reason = known ? refusal(known, from, wire->buffer + at, size) : RDMACM_NOT_REFUSED;

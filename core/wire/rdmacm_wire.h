@@ -138,7 +138,8 @@ struct rdmacm_known {
     uint8_t remote[16], local[16];
     uint32_t scope; /* of a link-local peer, the interface index; else 0 */
     size_t queued, queued_bytes; /* its datagrams that wait for the owner, or that it processes: later ones wait too */
-    unsigned long refused[RDMACM_REFUSALS]; /* since the owner took them last */
+    uint64_t refused[RDMACM_REFUSALS]; /* since the owner took them last */
+    uint64_t *refused_at;      /* where an owner in C has them instead; NULL: above */
     bool is_listed;            /* in rdmacm_wire.refusing, as some were */
     struct rdmacm_known *next; /* there */
 };
@@ -257,6 +258,19 @@ struct rdmacm_group {
     struct rdmacm_known waiting; /* its packets that wait for the owner */
 };
 
+/* What a wire counts, since the owner took it last. An owner in C may have it in its own memory, which others see. */
+struct rdmacm_tally {
+    /* What has passed the sockets, packets of trains one by one, and what the system has refused to send. */
+    struct rdmacm_traffic {
+        uint64_t sent_packets, sent_bytes, received_packets, received_bytes, unsent_packets;
+    } traffic;
+    uint64_t strays[RDMACM_STRAYS]; /* packets that nobody needs to know of: they do not make the owner look */
+    struct rdmacm_wire_counts {
+        uint64_t lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
+        uint64_t no_room, trains_cut, dropped;
+    } counts;
+};
+
 struct rdmacm_wire {
     struct rdmacm_source {
         int fd;                     /* of a UDP socket */
@@ -297,19 +311,9 @@ struct rdmacm_wire {
     void (*settle)(struct rdmacm_wire *wire);
     const struct rdmacm_between *between; /* NULL: nothing */
 
-    /* counters, since the owner took them last */
-    bool has_counts; /* whether one of these is not 0 */
-    struct rdmacm_wire_counts {
-        unsigned long lost[RDMACM_ERRNO_COUNT]; /* packets and trains, by errno */
-        unsigned long no_room, trains_cut, dropped;
-    } counts;
-    /* The same of packets that nobody needs to know of: these do not make the owner look. */
-    unsigned long strays[RDMACM_STRAYS];
-    struct rdmacm_known *refusing; /* queue pairs that have refused some */
-    /* What has passed the sockets, packets of trains one by one; no reason to look, either. */
-    struct rdmacm_traffic {
-        unsigned long long sent_packets, sent_bytes, received_packets, received_bytes;
-    } traffic;
+    struct rdmacm_tally *tally, own_tally; /* the former is the latter, or the owner's */
+    bool has_counts;                       /* whether one of `counts` is not 0 */
+    struct rdmacm_known *refusing;         /* queue pairs that have refused some */
 
     uint8_t buffer[RDMACM_LONGEST_DATAGRAM];
     struct rdmacm_out out;
@@ -401,6 +405,10 @@ void rdmacm_wire_copy(const struct rdmacm_out *out, const struct rdmacm_datagram
  * RDMACM_LONGEST_PACKET. 0: there is no packet of such a length. */
 size_t rdmacm_wire_copy_packet(const struct rdmacm_out *out, const struct rdmacm_datagram *datagram, bool is_ipv6,
                                size_t at, uint8_t *packet);
+/* Packets of a datagram. */
+size_t rdmacm_wire_packets_of(const struct rdmacm_datagram *datagram);
+/* Count packets that were sent. */
+void rdmacm_wire_count_sent(struct rdmacm_wire *wire, size_t packets, size_t bytes);
 /* Count a packet or train that was not sent or read, by its errno. */
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass on what the engine of a queue pair has to say. */

@@ -93,9 +93,18 @@ size_t rdmacm_wire_copy_packet(const struct rdmacm_out *out, const struct rdmacm
     return size;
 }
 
-static void count_sent(struct rdmacm_wire *wire, size_t packets, size_t bytes) {
-    wire->traffic.sent_packets += packets;
-    wire->traffic.sent_bytes += bytes;
+size_t rdmacm_wire_packets_of(const struct rdmacm_datagram *datagram) {
+    return datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
+}
+
+void rdmacm_wire_count_sent(struct rdmacm_wire *wire, size_t packets, size_t bytes) {
+    wire->tally->traffic.sent_packets += packets;
+    wire->tally->traffic.sent_bytes += bytes;
+}
+
+static void count_unsent(struct rdmacm_wire *wire, int code, size_t packets) {
+    rdmacm_wire_count_lost(wire, code);
+    wire->tally->traffic.unsent_packets += packets;
 }
 
 /* Send the packets of a train one by one. */
@@ -108,17 +117,17 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
     message->msg_iovlen = 1;
     message->msg_controllen = route->control_length;
     wire->has_counts = true;
-    wire->counts.trains_cut++;
+    wire->tally->counts.trains_cut++;
     for (size_t at = 0; at < datagram->bytes; at += datagram->segment) {
         piece.iov_len = rdmacm_wire_copy_packet(&wire->out, datagram, route->is_ipv6, at, packet);
         if (!piece.iov_len)
             return false; /* no train has this */
         int code = send_message(fd, message);
         if (code) {
-            rdmacm_wire_count_lost(wire, code);
+            count_unsent(wire, code, 1);
             is_sent = false;
         } else {
-            count_sent(wire, 1, piece.iov_len);
+            rdmacm_wire_count_sent(wire, 1, piece.iov_len);
         }
     }
     return is_sent;
@@ -145,8 +154,7 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
     }
     int code = send_message(fd, &message);
     if (!code) {
-        count_sent(wire, datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1,
-                   datagram->bytes);
+        rdmacm_wire_count_sent(wire, rdmacm_wire_packets_of(datagram), datagram->bytes);
         return;
     }
     if (datagram->segment && RDMACM_IS_NO_TRAIN(code)) {
@@ -157,5 +165,5 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
             route->train = 0;
         return;
     }
-    rdmacm_wire_count_lost(wire, code);
+    count_unsent(wire, code, rdmacm_wire_packets_of(datagram));
 }

@@ -27,6 +27,7 @@ struct rdmacm_wire *rdmacm_wire_new(void) {
     if (wire) {
         wire->recent = wire->poll_fd = -1;
         wire->arrivals_end = &wire->arrivals;
+        wire->tally = &wire->own_tally;
         wire->timers_due = INFINITY;
         wire->yield_interval = RDMACM_POLLS_PER_YIELD;
     }
@@ -201,9 +202,9 @@ static void pass_on_completions(struct rdmacm_conn *conn) {
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code) {
     wire->has_counts = true;
     if (code == EAGAIN || code == ENOBUFS)
-        wire->counts.no_room++;
+        wire->tally->counts.no_room++;
     else
-        wire->counts.lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
+        wire->tally->counts.lost[code > 0 && code < RDMACM_ERRNO_COUNT ? code : 0]++;
 }
 
 void rdmacm_wire_see_engine(struct rdmacm_conn *conn) {
@@ -232,7 +233,7 @@ size_t rdmacm_wire_transmit(struct rdmacm_conn *conn, size_t limit, double now) 
     for (size_t i = 0; i < out->datagrams_count; i++) {
         const struct rdmacm_datagram *datagram = &out->datagrams[i];
         rdmacm_wire_send(wire, conn->fd, &conn->route, datagram);
-        sent += datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
+        sent += rdmacm_wire_packets_of(datagram);
     }
     rdmacm_wire_see_engine(conn);
     return sent;
@@ -388,7 +389,7 @@ void rdmacm_wire_leave(struct rdmacm_wire *wire, const struct rdmacm_received *f
     if (is_others)
         known = &wire->others;
     if (rdmacm_wire_is_full(wire, known)) {
-        wire->strays[RDMACM_BACKLOG]++;
+        wire->tally->strays[RDMACM_BACKLOG]++;
         return;
     }
     struct rdmacm_arrival *arrival = malloc(sizeof *arrival + size);
@@ -503,7 +504,7 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
         accepted += verdict == RDMACM_NOBODYS; /* no queue pair has dropped it */
     }
     if (!accepted) {
-        wire->counts.dropped++;
+        wire->tally->counts.dropped++;
         wire->has_counts = true;
     }
     return is_taken;
@@ -511,17 +512,17 @@ static bool deliver_run(struct rdmacm_wire *wire, const struct rdmacm_received *
 
 static void deliver(struct rdmacm_wire *wire, const struct rdmacm_received *from, double now) {
     if (from->size < RDMACM_SHORTEST_PACKET || !from->local_length) {
-        wire->strays[RDMACM_SHORT]++;
+        wire->tally->strays[RDMACM_SHORT]++;
         return;
     }
     if (from->segment && from->segment < RDMACM_SHORTEST_PACKET) {
-        wire->strays[RDMACM_SHORT] += (from->size - 1) / from->segment + 1;
+        wire->tally->strays[RDMACM_SHORT] += (from->size - 1) / from->segment + 1;
         return;
     }
     bool is_taken = false;
     for (size_t at = 0; at < from->size;) {
         if (from->size - at < RDMACM_SHORTEST_PACKET) {
-            wire->strays[RDMACM_SHORT_TRAIN]++;
+            wire->tally->strays[RDMACM_SHORT_TRAIN]++;
             break;
         }
         size_t end = end_of_run(wire, from, at);
@@ -582,15 +583,15 @@ static int receive_one(struct rdmacm_wire *wire, int fd, struct rdmacm_received 
     read_control(&message, from);
     if (from->segment >= from->size)
         from->segment = 0;
-    wire->traffic.received_packets += from->segment ? (from->size + from->segment - 1) / from->segment : 1;
-    wire->traffic.received_bytes += from->size;
+    wire->tally->traffic.received_packets += from->segment ? (from->size + from->segment - 1) / from->segment : 1;
+    wire->tally->traffic.received_bytes += from->size;
     return 1;
 }
 
 bool rdmacm_wire_has_strays(const struct rdmacm_wire *wire) {
     bool has_any = wire->refusing;
     for (size_t i = 0; i < RDMACM_STRAYS; i++)
-        has_any |= wire->strays[i] > 0;
+        has_any |= wire->tally->strays[i] > 0;
     return has_any;
 }
 

@@ -19,8 +19,9 @@ from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.provider.connparam import ConnParam
 from rdmacm.testing import LOSE, Fabric, Host, Outcome
-from rdmacm.verbs import SendFlag, WCStatus
+from rdmacm.verbs import QPCap, QPInitAttr, SendFlag, WCStatus
 from support.hostile import ADDRESSES, FAMILIES, PORT, Server, Talk, asking, equipped, management, sealed, throw, trio
 from support.roce_packets import BTH, RocePacket
 
@@ -258,6 +259,51 @@ def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
         answers = [entry.packet.kind for entry in list(fabric.log)[log_length:] if entry.packet.source == "a"]
         assert answers == ["REJ"] * reps + ["DREP"] * (allowed - reps)
         assert len(cm.agent) == 1
+
+
+def test_peer_that_answers_when_all_are_accepted_is_not_kept_waiting() -> None:
+    """It sends an RTU only once it has the REPs to all its requests, which are more than there are permits."""
+    fabric = Fabric(1)
+    server, client = fabric.host("a", SERVER), fabric.host("b", CLIENT)
+    accepted, seen = EventChannel(server.provider), EventChannel(client.provider)
+    ended: Counter[CmEventType] = Counter()
+    served: list[CmId] = []
+
+    def serve(event: CmEvent) -> None:
+        ended[event.type] += 1
+        if event.type is E.CONNECT_REQUEST:
+            served.append(event.id)
+            event.id.create_qp(QPInitAttr(cap=QPCap(1, 1)))
+            event.id.accept()
+
+    server.on_event(accepted, serve)
+    answered: list[CmId] = []
+    client.on_event(seen, lambda event: answered.append(event.id) if event.type is E.CONNECT_RESPONSE else None)
+    listener = CmId(accepted)
+    listener.bind_addr((SERVER, PORT))
+    listener.listen(1024)
+    ids = []
+    for number in range(PERMITS + 400):
+        cmid = CmId(provider=client.provider)
+        cmid.resolve_addr((SERVER, PORT))
+        cmid.resolve_route()
+        cmid.migrate(seen)
+        cmid.connect(ConnParam(qp_num=1000 + number))
+        ids.append(cmid)
+    assert fabric.run(lambda: len(answered) == len(ids), seconds=0.5), "of 6 seconds in which permits are replaced"
+    assert fabric.log.count(Outcome.DELIVERED, "REQ") == len(ids)
+    assert fabric.log.count(Outcome.DELIVERED, "MRA") >= 400
+    assert ended == {E.CONNECT_REQUEST: len(ids)}
+    udp = server.provider.query_counters().udp
+    assert udp["request_waited"] > 0
+    assert "rx_request_flood" not in udp
+    for cmid in ids:
+        cmid.establish()
+    assert fabric.run(lambda: ended[E.ESTABLISHED] == len(ids), seconds=1)
+    for cmid in (*ids, *served, listener):
+        cmid.destroy()
+    accepted.close()
+    seen.close()
 
 
 @pytest.mark.slow

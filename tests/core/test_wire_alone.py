@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import struct
@@ -423,6 +425,20 @@ def test_packets_that_a_connection_refuses_are_counted(pair: tuple[End, End]) ->
     strays, found = right.wire.take_strays() or ([], [])
     assert (strays, sorted(found)) == ([], [(QPN, "icrc", 2), (QPN, "length", 1)])
     assert right.wire.take_strays() is None
+
+
+def test_packets_that_the_system_refuses_are_counted(pair: tuple[End, End]) -> None:
+    """Each of a train by itself."""
+    left, right = pair
+    single, train = left.connect(right, UC), left.connect(right, UC, QPN + 1, train=4096)
+    with open(os.devnull) as file:
+        os.dup2(file.fileno(), left.sock.fileno())
+    single.send(b"x")
+    train.send(bytes(256 * 5))
+    left.wire.end_turn(None, left.wire.taken)
+    assert left.wire.take_traffic() == (0, 0, 0, 0, 6)
+    assert left.wire.take_traffic() == (0, 0, 0, 0, 0)
+    assert left.wire.take_counts() == [(errno.ENOTSOCK, 2)]
 
 
 def test_queue_pairs_take_turns(pair: tuple[End, End]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from interop.mtu_hole import HOLE
 from interop.scenario import Guest
 
 CHECK = "python3 -m rdmacm check -n 100"
@@ -69,3 +70,11 @@ def test_error_of_a_hole(guest: Guest) -> None:
     done = guest.run(script, record=False, timeout=200)
     assert "packets of up to 1044 bytes arrive, and one of 3044 does not: a link on the way" in done.output
     assert "ip route replace 10.0.0.2 dev va mtu 1500" in done.output
+
+
+def test_error_of_a_hole_by_a_tool(guest: Guest) -> None:
+    perf = "python3 -m rdmacm perf"
+    client = f"{perf} -c $SOFT4 --op read --size 8000 --count 4 --provider kernel"
+    script = f"network 9000\n{HOLE}\nserve_soft {perf} -s -b $SOFT4\nrxe {client}\nkill $SERVER\nno_network"
+    done = guest.run(script, record=False, timeout=200)
+    assert "and one of 4140 does not: a link on the way has a smaller MTU" in done.output, done.output

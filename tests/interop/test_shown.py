@@ -81,6 +81,25 @@ def test_counters(guest: Guest) -> None:
     assert re.search("counters of connection managers: .*tx_req [1-9]", done.output), done.output
 
 
+def test_counters_of_rdma_rxe_by_stat(guest: Guest) -> None:
+    """Under the names that sysfs has, with and without the kernel's connection manager as the provider."""
+    done = guest.run(
+        f"serve_rxe {OURS} rping -s -a $RXE4 -C 3 || exit\nrxe {OURS} rping -c -a $RXE4 -C 3\n"
+        f"echo ---; rxe env RDMACM_PROVIDER=auto python3 -m rdmacm stat --json\n"
+        f"echo ---; rxe {OURS} stat --json; echo ---\n"
+        "rxe ls /sys/class/infiniband/rxe0/ports/1/hw_counters",
+        record=False,
+    )
+    assert done.status == 0, done.output
+    *_, first, second, files = done.output.split("---\n")
+    names = {*files.split()} - {"lifespan"}
+    for shown in (first, second):
+        counters = json.loads(shown)["kernel"]
+        assert counters["devices"]["rxe0"].keys() >= names > {"sent_pkts", "rcvd_pkts", "rdma_sends", "send_err"}
+        assert counters["devices"]["rxe0"]["sent_pkts"] > 0
+        assert counters["cm"]["tx_req"] > 0
+
+
 def test_libraries_of_a_process_that_has_moved_data(guest: Guest) -> None:
     ours = "python3 -m interop.libraries"
     done = guest.run(f"rxe {ours} kernel $RXE4 && soft {ours} soft $SOFT4", record=False)

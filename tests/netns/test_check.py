@@ -372,6 +372,20 @@ class TestAllPairs:
         assert all(pair["ok"] and pair["step"] is None and pair["rtt_us"] > 0 for pair in found["pairs"])
 
     @needs_nft
+    def test_report_of_doctor(self, net: TwoHosts, hosts: str, tmp_path: Path) -> None:
+        """``rdmacm doctor`` draws the matrix as it is written."""
+        add_rules(net.b, "input udp dport 4791 ip saddr 10.7.0.1 drop")
+        matrix, report = tmp_path / "matrix.json", tmp_path / "report.html"
+        matrix.write_text(self.check(net, hosts, "--json").stdout)
+        argv = ["-m", "rdmacm", "doctor", "--report", str(report), "--matrix", str(matrix)]
+        assert net.a.python(argv, check=False).stderr == ""
+        page = report.read_text(encoding="utf-8")
+        assert "2 pairs, 2 failed" in page
+        assert f"{net.a.name} to {net.b.name}: failed at UDP 4791: packets come back, and none reaches the peer" in page
+        for cell in (net.a.name, net.b.name):
+            assert f'<th scope="row">{cell}</th>' in page
+
+    @needs_nft
     def test_matrix(self, net: TwoHosts, hosts: str) -> None:
         add_rules(net.b, "input udp dport 4791 drop")
         done = self.check(net, hosts)

@@ -330,6 +330,35 @@ def test_address_that_has_not_answered_gets_three_times_its_bytes() -> None:
     assert [type(message) for message in peer.heard()] == [REP] * 16 + [REJ]
 
 
+def test_peers_are_asked_once_for_an_answer_to_the_rep() -> None:
+    peer = Scripted()
+    agent = peer.agent
+    listener = agent.listen(SERVICE)
+    for number in range(1, 6):
+        peer.say(request(local_comm_id=number, local_qpn=number, local_ca_guid=PEER_GUID))
+    first, second, third, fourth, _ = (event.comm_id for _ in range(5) if (event := agent.next_request(listener)))
+    assert agent.ask_peers() == 0, "no REP was sent"
+    for comm_id in (first, second, third, fourth):
+        agent.accept(comm_id, reply(), peer.now)
+    peer.heard()
+    peer.say(RTU(1, first))
+    agent.destroy(fourth, peer.now)
+    peer.heard()
+    assert agent.ask_peers() == 2
+    reps = [message for message in peer.heard() if isinstance(message, REP)]
+    assert [rep.local_comm_id for rep in reps] == [second, third]
+    assert agent.ask_peers() == 0
+    assert agent.answers == 1
+    for _ in range(2):
+        peer.say(MRA(2, second, MessageKind.REP, 10))
+        peer.say(RTU(2, second))
+    assert agent.answers == 2, "of two peers"
+    # A forger of the REQ can send this too: it has no id that the REP has told.
+    peer.say(REJ(3, 0, MessageKind.OTHER, RejectReason.TIMEOUT, 8, PEER_GUID.to_bytes(8, "big")))
+    assert agent.connection(third) is None
+    assert agent.answers == 2
+
+
 def test_connections_are_limited() -> None:
     peer = Scripted(max_connections=5)
     peer.agent.listen(SERVICE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmacm.proto.frames import hardware_address, udp_frame
+from rdmacm.proto.frames import hardware_address, udp_frame, unreachable_frame
 from rdmacm.proto.wire import WireError
 from support.pcap import datagram, frames
 
@@ -116,3 +116,21 @@ def test_mac_address_follows_the_ip_address() -> None:
     macs = {hardware_address(address) for address in unicast}
     assert len(macs) == len(unicast)
     assert all(mac[0] & 3 == 2 for mac in macs), "locally administered unicast addresses"
+
+
+@given(addresses, st.integers(0, 15), st.binary(max_size=100))
+def test_icmp_errors_have_valid_checksums(pair: tuple[bytes, bytes], code: int, quoted: bytes) -> None:
+    sender, receiver = pair
+    packet = unreachable_frame(sender, receiver, code, quoted)[14:]
+    if len(sender) == 4:
+        header, icmp, pseudo = packet[:20], packet[20:], b""
+        assert ones_complement_sum(header) == 0xFFFF
+        assert (header[9], icmp[0]) == (1, 3)
+        assert struct.unpack_from("!H", header, 2)[0] == len(packet)
+    else:
+        icmp = packet[40:]
+        pseudo = packet[8:40] + struct.pack("!II", len(icmp), 58)
+        assert (packet[6], icmp[0]) == (58, 1)
+        assert struct.unpack_from("!H", packet, 4)[0] == len(icmp)
+    assert ones_complement_sum(pseudo + icmp) == 0xFFFF
+    assert (icmp[1], icmp[8:]) == (code, quoted)

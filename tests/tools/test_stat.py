@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import rdmacm
+from rdmacm import kernel
+from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.provider import statistics
 from rdmacm.provider.counters import Counters
-from rdmacm.provider.statistics import PREFIX, CountersServer, process_counters
+from rdmacm.provider.statistics import PREFIX, CountersServer, ProcessCounters, process_counters
 from rdmacm.tools.main import main
 from support.servers import Run, Server
 
@@ -89,6 +93,44 @@ def test_changes_are_watched(run: Run, server: Server, monkeypatch: pytest.Monke
     assert re.search(rf"^ *{server.process.pid}  cm +rx_req +\d+ +\+1$", result.out, re.MULTILINE)
 
 
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices of the kernel, of which one has two ports, in a folder that is laid out as sysfs."""
+    files = {
+        "rxe0/ports/1/hw_counters/sent_pkts": "12",
+        "rxe0/ports/1/hw_counters/rcvd_seq_err": "0",
+        "rxe0/ports/1/cm_tx_msgs/req": "3",
+        "mlx5_0/hw_counters/resets": "1",
+        "mlx5_0/ports/1/counters/port_xmit_data": "5",
+        "mlx5_0/ports/1/hw_counters/out_of_sequence": "7",
+        "mlx5_0/ports/2/counters/port_xmit_data": "6",
+    }
+    for name, text in files.items():
+        path = tmp_path / "class" / "infiniband" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    monkeypatch.setattr(kernel, "Sysfs", lambda _: Sysfs(str(tmp_path)))
+    monkeypatch.setattr(kernel, "device_indices", dict)
+    monkeypatch.delenv("RDMACM_PROVIDER", raising=False)
+
+
+@pytest.mark.usefixtures("devices")
+def test_devices_of_the_kernel_are_shown_beside_processes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("stat")
+    assert (result.status, result.err) == (0, "")
+    shown = result.out[result.out.index("kernel\n") :].splitlines()
+    assert [line.split(maxsplit=1) for line in shown[1:]] == [
+        ["mlx5_0", "resets 1, port_xmit_data 11, out_of_sequence 7"],
+        ["rxe0", "sent_pkts 12"],
+        ["cm", "tx_req 3"],
+    ]
+    assert run("stat", "--json").json["kernel"]["devices"]["rxe0"] == {"sent_pkts": 12, "rcvd_seq_err": 0}
+    assert 'rdmacm_device_port_xmit_data_total{device="mlx5_0"} 11\n' in run("stat", "--openmetrics").out
+    assert run("stat", "--json", "--provider", "soft").json["kernel"] is None
+    monkeypatch.setattr(kernel, "device_indices", lambda: {"rxe0": 1})
+    assert [*run("stat", "--json").json["kernel"]["devices"]] == ["rxe0"], "the other is in another network namespace"
+
+
 def test_process_without_devices_is_not_there(run: Run) -> None:
     pid = os.getpid()
     with rdmacm.CmId(provider="soft") as cmid:
@@ -126,6 +168,30 @@ def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         server.close()
     assert server.filenos() == ()
     assert not server.serve()
+
+
+def test_processes_that_are_too_many_for_a_packet_are_left_out() -> None:
+    others = [ProcessCounters(2**30 + each, "x" * 2000, Counters({}, {}, {}, {})) for each in range(1000)]
+    server = CountersServer(lambda: Counters({}, {}, {}, {}))
+    server.others = lambda: others
+    server.open()
+
+    def serve() -> None:
+        poll = select.poll()
+        for fd in server.filenos():
+            poll.register(fd, select.POLLIN)
+        poll.poll()
+        server.serve()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    found = [each.pid for each in process_counters()]
+    thread.join()
+    server.close()
+    assert os.getpid() in found
+    told = [pid for pid in found if pid >= 2**30]
+    assert 10 < len(told) < 1000
+    assert told == [each.pid for each in others[: len(told)]]
 
 
 def test_what_others_tell_is_checked() -> None:

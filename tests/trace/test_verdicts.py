@@ -55,6 +55,12 @@ def test_request_in_a_partition_of_its_own(wire: Wire) -> None:
     says(verdict(wire), FAILED, "R2", "P_Key 0x8001")
 
 
+def test_request_for_another_partition_is_refused(wire: Wire) -> None:
+    wire.req(partition_key=0x8001)
+    wire.rej(RejectReason.INVALID_GID)
+    says(verdict(wire), FAILED, "R2", "10.0.0.2 does not take", "P_Key 0x8001 is not in its table")
+
+
 def test_reply_that_does_not_arrive(wire: Wire) -> None:
     wire.req()
     for _ in range(3):
@@ -62,14 +68,21 @@ def test_reply_that_does_not_arrive(wire: Wire) -> None:
     says(verdict(wire), FAILED, "C1", "REP was sent 3 times", "no RTU", "10.0.0.1")
 
 
+def test_reply_that_does_not_arrive_and_the_client_gives_up(wire: Wire) -> None:
+    wire.req()
+    wire.rep()
+    wire.rej(RejectReason.TIMEOUT, side=0)
+    says(verdict(wire), FAILED, "C1", "REP was sent", "no RTU", "10.0.0.1")
+
+
 @pytest.mark.parametrize(
     ("code", "rule", "words"),
     [
         (0, "A3", "network unreachable"),
-        (1, "A3", "host unreachable"),
-        (3, "", "UDP port 4791 is closed"),
+        (1, "A10", "host unreachable"),
+        (3, "C1", "UDP port 4791 is closed"),
         (6, "A3", "network unknown"),
-        (7, "A3", "host unknown"),
+        (7, "A10", "host unknown"),
         (9, "C1", "administratively prohibited"),
         (10, "C1", "administratively prohibited"),
         (13, "C1", "a firewall refuses packets"),
@@ -95,8 +108,8 @@ def test_icmp_needs_fragmentation(wire: Wire) -> None:
     [
         (1, 0, "A3", "no route"),
         (1, 1, "C1", "administratively prohibited"),
-        (1, 3, "A3", "address unreachable"),
-        (1, 4, "", "UDP port 4791 is closed"),
+        (1, 3, "A10", "address unreachable"),
+        (1, 4, "C1", "UDP port 4791 is closed"),
         (1, 5, "C1", "policy"),
         (1, 6, "C1", "reject route"),
         (2, 0, "G8", "MTU 1280"),
@@ -124,7 +137,7 @@ def test_port_space_is_wrong(wire: Wire) -> None:
     wire.send(0, PSN_A)
     wire.req()
     wire.rej(RejectReason.INVALID_SERVICE_ID)
-    says(verdicts(wire)[1], FAILED, "J1", "port space TCP is wrong", "accepts on port 7471 in IB only")
+    says(verdicts(wire)[1], FAILED, "J1", "port space TCP is wrong", "listens on port 7471 in IB only")
 
 
 def test_port_space_does_not_fit_the_service(wire: Wire) -> None:
@@ -347,6 +360,22 @@ def test_both_bits_of_ecn_in_the_tos(wire: Wire) -> None:
     wire.tos = 0
     wire.ack(1, PSN_A + 9)
     says(verdict(wire), NOTE, "Q3", "every packet of 10.0.0.1")
+
+
+@pytest.mark.parametrize(("times", "level", "rule"), [(3, FAILED, "G8"), (1, NOTE, "")])
+def test_responses_that_are_seen_and_asked_for_again(wire: Wire, times: int, level: str, rule: str) -> None:
+    """The capture is at the end that responds: long responses pass there, and never arrive."""
+    wire.connect()
+    wire.send(1, PSN_B)
+    wire.ack(0, PSN_B)
+    for _ in range(1 + times):
+        wire.read(1, PSN_B + 1, 2 * MTU)
+        wire.responses(0, PSN_B + 1, 2)
+        wire.wait(1)
+    found = verdict(wire)
+    assert (found.level, found.rule) == (level, rule), found
+    if rule:
+        assert "never got to 10.0.0.2, which asked for them again 3 times" in found.text
 
 
 def test_ends_in_different_partitions(wire: Wire) -> None:

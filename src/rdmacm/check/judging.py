@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import re
+
 from rdmacm.check.findings import Finding, Sign, Step
 from rdmacm.check.measured import (
     Answer,
@@ -14,6 +17,7 @@ from rdmacm.check.measured import (
     Sizes,
     Target,
 )
+from rdmacm.explanation import Explanation
 from rdmacm.proto.cm.codes import RejectReason
 
 #: The parts of an explanation that failed, by the step of the check that shows it.
@@ -46,10 +50,21 @@ def judge_resolution(found: Resolution) -> list[Finding]:
     for step, figure in ((Step.NAME, _name(found)), (Step.ROUTE, _route(found)), (Step.NEIGHBOUR, _neighbour(found))):
         if step is failed:
             text = f"{ex.message} [{ex.errno_name}]"
-            findings.append(Finding(step, Sign.BAD, figure or "-", text, ex.hint or "", rule=_RESOLUTION_RULES[step]))
+            findings.append(
+                Finding(step, Sign.BAD, figure or "-", text, ex.hint or "", rule=_resolution_rule(ex, step))
+            )
             break
         findings.append(Finding(step, Sign.GOOD, figure))
     return findings
+
+
+def _resolution_rule(ex: Explanation, step: Step) -> str:
+    named = re.search(r"rdmacm doctor ([A-Z]\d+)", ex.hint or "")
+    if named:
+        return named[1]
+    if ex.error in ("path", "resolve_route"):  # which ask a subnet administrator
+        return "R1" if ex.errno == errno.ETIMEDOUT else "R2"
+    return _RESOLUTION_RULES[step]
 
 
 def _name(found: Resolution) -> str:
@@ -113,7 +128,7 @@ def judge_port(target: Target, found: Resolution, asked: Requests, exchange: Exc
     host = {True: ", the host answers pings", False: ", the host answers no ping", None: ""}[asked.echo]
     if asked.echo is False:
         text = "the host is down, or drops everything, or has no route back; or a link on the way is broken"
-        return Finding(step, Sign.BAD, f"no answer{host}", text, f"ping {found.destination}", likely=True)
+        return Finding(step, Sign.BAD, f"no answer{host}", text, f"ping {found.destination}", likely=True, rule="C1")
     text = "a firewall there or on the way drops UDP port 4791, or the process at the peer is stopped"
     return Finding(
         step, Sign.BAD, f"no answer{host}", text, f"at the peer: {_ACCEPT}; {_SERVE}", likely=True, rule="C1"
@@ -145,7 +160,7 @@ def _refused(target: Target, found: Resolution, asked: Requests) -> Finding:
         Refusal.HOST: ("the peer's address is not in use on its network, or a route rejects it", "ip neigh; ip route"),
         Refusal.NETWORK: ("a router on the way has no route to the peer", f"ip route, at {asked.reporter}"),
     }[asked.refusal]
-    rule = {Refusal.CLOSED: "J1", Refusal.PROHIBITED: "C1", Refusal.HOST: "A10", Refusal.NETWORK: "A3"}[asked.refusal]
+    rule = {Refusal.CLOSED: "C1", Refusal.PROHIBITED: "C1", Refusal.HOST: "A10", Refusal.NETWORK: "A3"}[asked.refusal]
     return Finding(Step.PORT, Sign.BAD, figure, meaning, command, rule=rule)
 
 
@@ -237,7 +252,7 @@ def _rejected(figure: str, where: str, target: Target, listener: Listener, value
     if not is_datagram and listener.reason == RejectReason.INVALID_GID:
         text = f"{listener.text}: the peer does not take this partition (P_Key), or not this address"
         return Finding(
-            Step.MANAGER, Sign.BAD, figure, text, "'rdmacm devices --json' on both sides: pkeys", True, values
+            Step.MANAGER, Sign.BAD, figure, text, "'rdmacm devices --json' on both sides: pkeys", True, values, "R2"
         )
     return Finding(Step.MANAGER, Sign.BAD, figure, listener.text, listener.hint, values=values)
 

@@ -4,10 +4,14 @@ Packets are captured at the device's sockets, and the headers below are restored
 invariant CRC covers the IPv4 identification, which a socket does not give. It is computed from the CRC, so that the CRC
 of the captured packet is valid. If no identification matches the CRC, the packet was damaged; the capture marks it with
 a comment.
+
+Of an ICMP error about a connection request, a socket gives the errno and the first bytes of the request. The capture
+has an error of the code that means the same.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -19,17 +23,28 @@ from typing import Self
 
 from rdmacm.errors import cm_error
 from rdmacm.interrupts.protection import renew_in_child
-from rdmacm.proto.frames import udp_frame
+from rdmacm.proto.frames import udp_frame, unreachable_frame
 from rdmacm.proto.pcapng import Direction, enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.wire import Buffer, WireError
-from rdmacm.provider import Provider, Tapped, get_provider
+from rdmacm.provider import Provider, Tapped, TellsUndelivered, get_provider
 
 #: Bounded, because peers choose the ports that distinguish flows.
 _flow = lru_cache(maxsize=256)(Icrc)
 
 _DAMAGED = "the ICRC is wrong"
+#: The code of "destination unreachable" by errno, of IPv4 and of IPv6.
+_CODES = {
+    errno.ECONNREFUSED: (3, 4),
+    errno.EHOSTUNREACH: (1, 3),
+    errno.ENETUNREACH: (0, 0),
+    errno.EACCES: (13, 1),
+}
+#: Peers whose local address is kept in mind.
+_MOST_PEERS = 4096
+#: Bytes of an Ethernet header.
+_ETHERNET = 14
 _FLUSH = bytes([Opcode.RC_FLUSH])
 
 
@@ -71,6 +86,8 @@ class Capture:
         renew_in_child(self)
         #: The sources of packets.
         self._tapped: list[Tapped] = []
+        #: The local address and UDP port of the last packet to each peer, and the peer's port.
+        self._flows: dict[bytes, tuple[bytes, int, int]] = {}
         #: The size of the file in bytes: the end of the last whole block.
         self._end = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -95,12 +112,16 @@ class Capture:
             self._tapped.append(wire)
         # Without the lock: the wire takes its own, with which it calls the tap.
         wire.tap = self.tap
+        if isinstance(wire, TellsUndelivered):
+            wire.undelivered_tap = self.undelivered
         if self._fd < 0:  # closed meanwhile
             self._detach(wire)
 
     def _detach(self, wire: Tapped) -> None:
         if wire.tap == self.tap:
             wire.tap = None
+        if isinstance(wire, TellsUndelivered) and wire.undelivered_tap == self.undelivered:
+            wire.undelivered_tap = None
 
     def tap(
         self,
@@ -127,10 +148,29 @@ class Capture:
         segment: int,
     ) -> None:
         """As :meth:`tap`, for packets that passed at a time, in nanoseconds since 1970."""
+        if self._fd < 0:
+            return
+        if outgoing:
+            if len(self._flows) >= _MOST_PEERS:
+                self._flows.clear()
+            self._flows[remote] = local, source_port, dest_port
+        self._write_blocks(self._blocks(nanoseconds, outgoing, local, remote, source_port, dest_port, data, segment))
+
+    def undelivered(self, quote: bytes, destination: bytes, code: int, reporter: bytes) -> None:
+        """Write the ICMP error about a packet (:data:`~rdmacm.provider.UndeliveredTap`). Never raises."""
+        flow, codes = self._flows.get(destination), _CODES.get(code)
+        if flow is None or codes is None or len(reporter) != len(destination):
+            return
+        local, source_port, dest_port = flow
+        quoted = udp_frame(local, destination, source_port, dest_port, quote)[_ETHERNET:]
+        frame = unreachable_frame(reporter, local, codes[len(reporter) == 16], quoted)
+        self._write_blocks([enhanced_packet(frame, self._clock(), Direction.INBOUND, "")])
+
+    def _write_blocks(self, blocks: list[bytes]) -> None:
+        """Write packets, or stop."""
         with self._lock:
             if self._fd < 0:
                 return
-            blocks = self._blocks(nanoseconds, outgoing, local, remote, source_port, dest_port, data, segment)
             try:
                 self._write(b"".join(blocks))
                 self.packets += len(blocks)

@@ -13,11 +13,12 @@ _WITH_NUMBERS = 16
 
 @dataclass(frozen=True)
 class Pair:
-    """How a connection of a pair went: the round trip in microseconds, or the step that failed."""
+    """How a connection of a pair went: the round trip in microseconds, or the step that failed, and why."""
 
     ok: bool
     rtt_us: float | None
     step: str
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class Matrix:
 
 
 def parse(data: object) -> Matrix:
-    """``{"hosts": [...], "pairs": [{"from", "to", "ok", "rtt_us", "step"}]}``; ValueError for anything else."""
+    """``{"hosts": [...], "pairs": [{"from", "to", "ok", "rtt_us", "step", "meaning"}]}``; ValueError else.
+
+    ``rdmacm check --all-pairs --json`` writes it.
+    """
     if not isinstance(data, dict) or not isinstance(data.get("pairs"), list):
         raise ValueError("no list of pairs")
     pairs: dict[tuple[str, str], Pair] = {}
@@ -37,7 +41,7 @@ def parse(data: object) -> Matrix:
         if not isinstance(each, dict) or not isinstance(each.get("from"), str) or not isinstance(each.get("to"), str):
             raise ValueError("a pair without from and to")
         pairs[each["from"], each["to"]] = Pair(
-            bool(each.get("ok")), _time(each.get("rtt_us")), str(each.get("step") or "")
+            bool(each.get("ok")), _time(each.get("rtt_us")), *(str(each.get(key) or "") for key in ("step", "meaning"))
         )
     named = data.get("hosts")
     hosts = [host for host in named if isinstance(host, str)] if isinstance(named, list) else []
@@ -77,7 +81,8 @@ def _cell(matrix: Matrix, host: str, other: str, low: float, high: float) -> str
         return '<td class="none"></td>'
     where = f"{host} to {other}"
     if not pair.ok:
-        title = escape(f"{where}: failed{f' at {pair.step}' if pair.step else ''}", quote=True)
+        why = f"{f' at {pair.step}' if pair.step else ''}{f': {pair.meaning}' if pair.meaning else ''}"
+        title = escape(f"{where}: failed{why}", quote=True)
         return f'<td class="failed" title="{title}">✕</td>'
     if pair.rtt_us is None:
         return f'<td class="heat0" title="{escape(f"{where}: ok", quote=True)}">ok</td>'

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Hashable
 
-from rdmacm.cmid import CmEvent, CmId
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.endpoint.dispatcher import Dispatcher, Observable, Routine, Wait
 from rdmacm.errors import RdmaError, cm_error
@@ -133,6 +133,23 @@ class _Question(Observable):
     def _end(self, answered: bool) -> None:
         self.answered = answered
         self.changed()
+
+
+def manager_answers(peer: CmId) -> bool:
+    """As :func:`ask_manager`, in a thread that may wait."""
+    source, destination = peer.local_addr, peer.peer_addr
+    if not isinstance(source, tuple) or not isinstance(destination, tuple):
+        return False
+    question = _Question()
+    try:
+        with EventChannel(peer.channel.provider) as channel, CmId(channel, PortSpace.UDP, qp_type=QPType.UD) as cmid:
+            cmid.resolve_addr((destination[0], _NOBODY, *destination[2:]), (source[0], 0, *source[2:]))
+            while question.answered is None:
+                with channel.get_event(_ANSWER_SECONDS) as event:
+                    question.handle(event)
+    except RdmaError:
+        return False
+    return question.answered
 
 
 def ask_manager(dispatcher: Dispatcher, peer: CmId, watch: PeerWatch, until: Observable) -> Routine[None]:

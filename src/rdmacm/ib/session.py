@@ -34,6 +34,10 @@ RecordsCallback: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
 #: The timeout of a query for services in seconds, as in Linux's rdma_cm.
 _SERVICE_TIMEOUT = 2.0
+_NO_PATH = (
+    "checking that it is up ('rdmacm sa nodes'), and that both ports are in one partition, one of them as a full "
+    "member (P_Keys: 'rdmacm devices', partitions.conf; rdmacm doctor R2)"
+)
 
 
 class SaSession:
@@ -121,7 +125,7 @@ class SaSession:
             fields |= set_fields(like)
         mask, record = query_for(PathRecord, **fields)
         message = f"{describe_sa(port)} knows no path to {destination.addr}"
-        no_path = Failure(errno.EINVAL, "path", message, "checking that it is up ('rdmacm sa nodes')")
+        no_path = Failure(errno.EINVAL, "path", message, _NO_PATH)
         method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
         return self._query_records(port, method, mask, record, timeout, no_path, done)
 

@@ -9,9 +9,10 @@ from rdmacm.kernel.provider import KernelProvider
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.ucma import check_available
 from rdmacm.net import open_network
+from rdmacm.provider.counters import Counters
 from rdmacm.provider.namespaces import OpenProviders
 
-__all__ = ["KernelProvider", "open_provider", "why_unusable"]
+__all__ = ["KernelProvider", "open_provider", "read_counters", "why_unusable"]
 
 
 def open_provider() -> KernelProvider:
@@ -47,6 +48,16 @@ def why_unusable(dev: str = "/dev", sys: str = "/sys") -> str | None:
     if not known:
         return "libibverbs has no driver for the devices of the kernel"
     return sysfs.why_unusable(known, dev)
+
+
+def read_counters(sys: str = "/sys") -> Counters | None:
+    """The counters of the devices of the calling thread's network namespace; None where there is none.
+
+    They are there without the connection manager, too. ``sys`` is the directory of sysfs.
+    """
+    sysfs, indices = Sysfs(sys), device_indices()
+    names = [name for name in sysfs.names() if not indices or name in indices]
+    return Counters({name: sysfs.counters(name) for name in names}, sysfs.cm_counters(), {}, {}) if names else None
 
 
 _providers = OpenProviders(_make)

@@ -1,4 +1,4 @@
-"""Ethernet frames around UDP datagrams, as a capture on the wire would show them.
+"""Ethernet frames around UDP datagrams, and of ICMP errors about them, as a capture on the wire would show them.
 
 A socket sends and receives UDP payload without its headers. This module restores them: the fields that the invariant
 CRC covers have the values they had on the wire, others (MAC addresses, TTL) have plausible values. Checksums are
@@ -18,7 +18,10 @@ _IPV6 = struct.Struct("!IHBB16s16s")
 _UDP = struct.Struct("!HHHH")
 _ETHERTYPE_IPV4, _ETHERTYPE_IPV6 = 0x0800, 0x86DD
 _DONT_FRAGMENT = 0x4000
-_PROTOCOL_UDP = 17
+_PROTOCOL_UDP, _PROTOCOL_ICMP, _PROTOCOL_ICMPV6 = 17, 1, 58
+_ICMP = struct.Struct("!BBHI")
+#: Type of "destination unreachable", by the length of an address.
+_UNREACHABLE = {4: 3, 16: 1}
 
 
 def hardware_address(address: bytes) -> bytes:
@@ -74,13 +77,35 @@ def udp_frame(
     added = _sum(source) + _sum(destination) + _PROTOCOL_UDP + length + _sum(ports) + _sum(payload)
     # A checksum of 0 means that there is none, so 0 is sent as 0xFFFF.
     udp = _UDP.pack(source_port, dest_port, length, -added % 0xFFFF or 0xFFFF)
+    headers = _headers(source, destination, _PROTOCOL_UDP, length, identification, ttl, tos)
+    return b"".join((headers, udp, payload))
+
+
+def unreachable_frame(sender: bytes, receiver: bytes, code: int, quoted: bytes) -> bytes:
+    """The Ethernet frame of an ICMP error "destination unreachable" about a packet of the receiver.
+
+    ``quoted``: what is known of that packet, from the IP header on. Its lengths may be longer.
+    """
+    is_v4 = len(sender) == 4
+    protocol = _PROTOCOL_ICMP if is_v4 else _PROTOCOL_ICMPV6
+    length = _ICMP.size + len(quoted)
+    added = _sum(_ICMP.pack(_UNREACHABLE[len(sender)], code, 0, 0)) + _sum(quoted)
+    if not is_v4:
+        added += _sum(sender) + _sum(receiver) + protocol + length
+    icmp = _ICMP.pack(_UNREACHABLE[len(sender)], code, -added % 0xFFFF, 0)
+    return b"".join((_headers(sender, receiver, protocol, length, 0, 64, 0), icmp, quoted))
+
+
+def _headers(
+    source: bytes, destination: bytes, protocol: int, length: int, identification: int, ttl: int, tos: int
+) -> bytes:
+    """The headers of Ethernet and IP. ``length`` is what follows."""
     if len(source) == 4:
-        fields = (0x45, tos, total, identification, _DONT_FRAGMENT, ttl, _PROTOCOL_UDP)
+        fields = (0x45, tos, _IPV4.size + length, identification, _DONT_FRAGMENT, ttl, protocol)
         checksum = -_sum(_IPV4.pack(*fields, 0, source, destination)) % 0xFFFF
         ip = _IPV4.pack(*fields, checksum, source, destination)
         ethertype = _ETHERTYPE_IPV4
     else:
-        ip = _IPV6.pack(6 << 28 | tos << 20, total, _PROTOCOL_UDP, ttl, source, destination)
+        ip = _IPV6.pack(6 << 28 | tos << 20, length, protocol, ttl, source, destination)
         ethertype = _ETHERTYPE_IPV6
-    ethernet = _ETHERNET.pack(hardware_address(destination), hardware_address(source), ethertype)
-    return b"".join((ethernet, ip, udp, payload))
+    return _ETHERNET.pack(hardware_address(destination), hardware_address(source), ethertype) + ip

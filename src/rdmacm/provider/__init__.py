@@ -75,7 +75,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from rdmacm.address import Address, Gid, InetAddr
 from rdmacm.constants import CmEventType
@@ -112,6 +112,8 @@ __all__ = [
     "ServiceDone",
     "Tap",
     "Tapped",
+    "TellsUndelivered",
+    "UndeliveredTap",
     "get_provider",
     "open_device",
 ]
@@ -152,6 +154,19 @@ class Tapped(Protocol):
 
     #: Sees each packet; None for none.
     tap: Tap | None
+
+
+#: Sees the ICMP errors about connection requests: the packet from the BTH on, its first bytes; its destination; the
+#: errno (ECONNREFUSED of a closed port, EHOSTUNREACH, ENETUNREACH, EACCES); the address that reports it.
+UndeliveredTap: TypeAlias = Callable[[bytes, bytes, int, bytes], None]
+
+
+@runtime_checkable
+class TellsUndelivered(Protocol):
+    """A source of packets that learns of those that the network has not delivered."""
+
+    #: Sees each report; None for none.
+    undelivered_tap: UndeliveredTap | None
 
 
 class Owner(Protocol):

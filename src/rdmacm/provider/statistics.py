@@ -2,11 +2,14 @@
 
 A software device lives in its process. The process listens at an abstract AF_UNIX name of the network namespace, which
 begins with :data:`PREFIX`, has the process id and is shown in /proc/net/unix. Who connects gets one packet, a JSON
-object, if the system says that both belong to one user, or that the reader is root.
+object, if the system says that both belong to one user, or that the reader is root. A process may also tell what
+others have counted that it knows: ``rdmacm run`` tells that of its programs.
 """
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
 import socket
 import struct
@@ -14,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rdmacm.provider.counters import Counters
 
@@ -52,6 +56,8 @@ class CountersServer:
 
     def __init__(self, counters: Callable[[], Counters]) -> None:
         self._counters = counters
+        #: Returns those of other processes; called by the same thread.
+        self.others: Callable[[], list[ProcessCounters]] = list
         self._listener: socket.socket | None = None
 
     def open(self) -> None:
@@ -85,10 +91,13 @@ class CountersServer:
         with sock, suppress(OSError):
             if _peer_of(sock)[1] in (os.geteuid(), 0):
                 sock.setblocking(False)
-                sock.send(self._answer())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)  # the system takes less, too
+                others = self.others()
+                while not _is_sent(sock, self._answer(others)) and others:
+                    others = others[: len(others) // 2]
         return True
 
-    def _answer(self) -> bytes:
+    def _answer(self, others: list[ProcessCounters]) -> bytes:
         path, *arguments = getattr(sys, "argv", None) or [""]
         program = os.path.basename(path)
         if program == "__main__.py":  # of python -m
@@ -96,7 +105,8 @@ class CountersServer:
         command = " ".join([program, *arguments])[:_COMMAND]
         import json
 
-        return json.dumps({"pid": os.getpid(), "command": command, **asdict(self._counters())}).encode()
+        own = _as_dict(ProcessCounters(os.getpid(), command, self._counters()))
+        return json.dumps({**own, "others": [_as_dict(each) for each in others]}).encode()
 
     def close(self) -> None:
         """Stop listening."""
@@ -105,10 +115,34 @@ class CountersServer:
             listener.close()
 
 
+def _is_sent(sock: socket.socket, packet: bytes) -> bool:
+    """Whether a packet was not too long for the socket, and for who reads it."""
+    if len(packet) > _LONGEST:
+        return False
+    try:
+        sock.send(packet)
+    except OSError as error:
+        if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS, errno.ENOMEM):
+            raise
+        return False
+    return True
+
+
+def _as_dict(each: ProcessCounters) -> dict[str, Any]:
+    return {"pid": each.pid, "command": each.command, **asdict(each.counters)}
+
+
+def _of_dict(told: dict[str, Any], pid: int = 0) -> ProcessCounters:
+    """``pid`` is 0 where the system does not tell it."""
+    counters = Counters(*({**told[part]} for part in _PARTS))
+    return ProcessCounters(pid or int(told["pid"]), str(told["command"]), counters)
+
+
 def process_counters() -> list[ProcessCounters]:
     """Return the counters of each process of this network namespace that has a software device open, by process id.
 
-    Processes of other users are left out, unless this one is root's. Each counts from its own beginning.
+    So has each program of ``rdmacm run`` that has made a queue pair. Processes of other users are left out, unless this
+    one is root's. Each counts from its own beginning.
     """
     import json
 
@@ -124,10 +158,15 @@ def process_counters() -> list[ProcessCounters]:
             if os.geteuid() not in (user, 0):
                 continue  # the name is anybody's
             told = json.loads(sock.recv(_LONGEST))
-            counters = Counters(*({**told[part]} for part in _PARTS))
-            pid = pid or told["pid"]  # 0: of another namespace of processes
-            found[pid] = ProcessCounters(pid, str(told["command"]), counters)
+            for each in (_of_dict(told, pid), *map(_of_dict, told["others"])):
+                found[each.pid] = each
     return [found[pid] for pid in sorted(found)]
+
+
+def kernel_counters() -> Counters | None:
+    """Return the counters of the kernel's devices of this network namespace; None if it has none."""
+    read: Callable[[], Counters | None] = importlib.import_module("rdmacm.kernel").read_counters
+    return read()
 
 
 def _names() -> list[str]:

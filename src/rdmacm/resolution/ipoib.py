@@ -83,4 +83,4 @@ def no_partition(view: IpoibPortView, step: str, code: int = errno.ENODEV) -> Fa
     assert view.infiniband is not None
     name, table = view.device.name, view.infiniband.pkeys_text
     message = f"P_Key 0x{view.pkey:04x} of {view.interface.name} is not in the table of {name}: {table}"
-    return Failure(code, step, message, "a port in that partition, or an interface of another one")
+    return Failure(code, step, message, "a port in that partition, or an interface of another one (rdmacm doctor R2)")

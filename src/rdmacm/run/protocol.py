@@ -53,6 +53,7 @@ class Request(IntEnum):
     CONTEXT_OPEN = 0x107
     CONTEXT_CLOSE = 0x108
     TAP = 0x109
+    COUNTERS = 0x10A
 
 
 #: ``struct run_request``: type, channel.

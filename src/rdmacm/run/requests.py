@@ -104,6 +104,14 @@ def _tap(session: Session, _: Packet, answer: Answer) -> None:
     answer(b"", (session.tapping.program_fileno(),))
 
 
+def _counters(session: Session, _: Packet, answer: Answer) -> None:
+    counters = session.share_counters()
+    try:
+        answer(b"", (counters.fd,))
+    finally:
+        counters.close_fd()
+
+
 _REQUESTS: dict[int, Callable[[Session, Packet, Answer], None]] = {
     Request.DEVICES: _devices,
     Request.SLOT: _slot,
@@ -113,4 +121,5 @@ _REQUESTS: dict[int, Callable[[Session, Packet, Answer], None]] = {
     Request.CONTEXT_OPEN: _context_open,
     Request.CONTEXT_CLOSE: _context_close,
     Request.TAP: _tap,
+    Request.COUNTERS: _counters,
 }

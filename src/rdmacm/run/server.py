@@ -22,10 +22,12 @@ from functools import partial
 from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.provider import log
+from rdmacm.provider.statistics import ProcessCounters
 from rdmacm.run import protocol
 from rdmacm.run.channels import Channel
 from rdmacm.run.connections import Connection, Gone, Packet
 from rdmacm.run.contexts import Contexts
+from rdmacm.run.counting import command_of
 from rdmacm.run.explanations import Explanations
 from rdmacm.run.lookups import Lookups, Outcome
 from rdmacm.run.options import Options
@@ -99,6 +101,7 @@ class Server:
         self._listener.listen(_BACKLOG)
         #: Keeps the provider's descriptors open, and makes its progress.
         self._progress = self.provider.open_queue()
+        self.provider.host.statistics.others = self._counters_of_programs
         if self._tapping is not None:
             self.watch(self._tapping.fileno(), self._tapping.read)
         self.watch(self._wake, self._woken)
@@ -332,6 +335,17 @@ class Server:
             with suppress(OSError):
                 print(f"rdmacm run: {error}", file=sys.stderr, flush=True)
 
+    def _counters_of_programs(self) -> list[ProcessCounters]:
+        """What the programs count; in the thread that answers whoever asks."""
+        names = {device.index: device.name for device in self.provider.devices()}
+        found = []
+        for pid, program in list(self._programs.items()):
+            counters = program.session.counters
+            if counters is not None:
+                with suppress(ValueError):  # it has ended meanwhile
+                    found.append(ProcessCounters(pid, command_of(pid), counters.read(names)))
+        return found
+
     # -- the end of programs --------------------------------------------------------------------------
 
     def _disconnected(self, program: _Program, connection: Connection) -> None:
@@ -366,6 +380,7 @@ class Server:
             self._end(pid)
         for connection in list(self._strangers):
             self._close_stranger(connection)
+        self.provider.host.statistics.others = list
         self.unwatch(self._progress.fileno())
         self._progress.close()
         self._listener.close()

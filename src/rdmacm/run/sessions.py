@@ -13,6 +13,7 @@ from rdmacm.errors import cm_error
 from rdmacm.provider import IdBackend, QueuedEvent
 from rdmacm.run.channels import Channel, Identifier, Join
 from rdmacm.run.contexts import Contexts, OpenContext
+from rdmacm.run.counting import SharedCounters
 from rdmacm.run.explanations import Explanations
 from rdmacm.run.options import Options
 from rdmacm.run.slots import Slots
@@ -49,6 +50,8 @@ class Session:
         #: None: nothing is explained.
         self.explanations = explanations
         self.slots = Slots(common.provider)
+        #: What the program counts; None before it has asked for the memory.
+        self.counters: SharedCounters | None = None
         self.ids: dict[int, Identifier] = {}
         self.joins: dict[int, Join] = {}
         self._channels: dict[int, Channel] = {}
@@ -166,6 +169,20 @@ class Session:
             raise cm_error(errno.ENOENT, f"no context {number}", "close_device")
         self._contexts.close(context)
 
+    # -- counters -------------------------------------------------------------------------------------
+
+    def share_counters(self) -> SharedCounters:
+        """New memory for what the program counts from now on."""
+        made = SharedCounters()
+        self._close_counters()
+        self.counters = made
+        return made
+
+    def _close_counters(self) -> None:
+        if self.counters is not None:
+            self.counters.close()
+            self.counters = None
+
     # -- the end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -175,6 +192,7 @@ class Session:
         for number in list(self._open_contexts):
             self.close_context(number)
         self.slots.close()
+        self._close_counters()
 
 
 def _own_end(fd: int) -> int:

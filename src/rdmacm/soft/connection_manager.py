@@ -25,7 +25,6 @@ from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropRe
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import (
     ConnectRequest,
-    Established,
     Event,
     Failed,
     NetworkError,
@@ -84,6 +83,8 @@ class Gsi(Protocol):
     triage: Callable[[memoryview], Triage] | None
     #: Called when the network reports that a request was not delivered.
     on_undelivered: OnUndelivered | None
+    #: Called while requests wait because peers have not answered the REPs to earlier ones.
+    on_shortage: Callable[[], None] | None
     #: Whether nobody can forge the source of a MAD.
     trusts_sources: bool
 
@@ -173,6 +174,7 @@ class ConnectionManager:
             gsi.on_mad = self._mad_received
             gsi.triage = self._triage
             gsi.on_undelivered = self._undelivered
+            gsi.on_shortage = self._ask_peers
         return self._agent
 
     @property
@@ -244,10 +246,10 @@ class ConnectionManager:
         agent = self._agent
         if agent is None or self._is_dispatching:
             return
-        if agent.outbox or agent.pending_events:
+        if agent.outbox or agent.pending_events or agent.answers:
             self._is_dispatching = True
             try:
-                while agent.outbox or agent.pending_events:
+                while agent.outbox or agent.pending_events or agent.answers:
                     self._send_and_deliver(agent)
             finally:
                 self._is_dispatching = False
@@ -272,6 +274,9 @@ class ConnectionManager:
                     self._deliver(agent, event)
                 except Exception as error:
                     self._end(agent, agent.connection(event.comm_id), error)
+        while agent.answers:
+            agent.answers -= 1
+            self._gsi.peer_answered()
 
     def _set_timer(self, deadline: float | None) -> None:
         """Set the timer for ``deadline``. An earlier timer stays: when it fires, it sets one for the new deadline."""
@@ -290,6 +295,11 @@ class ConnectionManager:
             except Exception as error:
                 self._end(agent, agent.machine.stepping, error)
             self.retries += sum(mad[_ATTRIBUTE_ID] in _REPEATED for _, mad in agent.outbox)
+            self.dispatch()
+
+    def _ask_peers(self) -> None:
+        if self._agent is not None:
+            self.retries += self._agent.ask_peers()
             self.dispatch()
 
     def _triage(self, mad: memoryview) -> Triage:
@@ -387,8 +397,6 @@ class ConnectionManager:
                 activity = self._gsi.ask_peer(connection.local_qpn)
                 agent.peer_activity(event.comm_id, activity, self._runtime.clock())
             return
-        if kind is Established:
-            self._gsi.peer_answered()
         if kind is TimewaitExit:
             owner = self._owners.pop(event.comm_id, None)
         else:

@@ -90,8 +90,10 @@ class SoftHost:
         self.neighbours = PendingNeighbours(runtime, network)
         #: Makes the path records of RoCE.
         self.paths = PathMaker(network)
+        #: Tells other processes the counters of this one.
+        self.statistics = CountersServer(self._locked_counters)
         #: Serves peers while the application does not wait or poll.
-        self.helper = Helper(runtime, self.mux, CountersServer(self._locked_counters))
+        self.helper = Helper(runtime, self.mux, self.statistics)
         #: Names the port table that the processes of a network namespace share.
         self._namespace = namespace
         #: The port table that the caller gave, if any. It is used again after :meth:`released`.

@@ -16,7 +16,7 @@ from rdmacm.interrupts import handlers
 from rdmacm.net.types import Network
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap, log
+from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap, UndeliveredTap, log
 from rdmacm.provider.counters import Counters
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.resolution.lookup import Lookup, find
@@ -116,6 +116,14 @@ class SoftProvider:
     @tap.setter
     def tap(self, tap: Tap | None) -> None:
         self.host.mux.wire.tap = tap
+
+    @property
+    def undelivered_tap(self) -> UndeliveredTap | None:
+        return self.host.mux.undelivered_tap
+
+    @undelivered_tap.setter
+    def undelivered_tap(self, tap: UndeliveredTap | None) -> None:
+        self.host.mux.undelivered_tap = tap
 
     # -- ids ------------------------------------------------------------------------------------------
 

@@ -277,6 +277,7 @@ def _lines(finding: Finding) -> str:
     if finding.meaning:
         lines.append(f"{indent}{likely}{printable(finding.meaning)}")
     if finding.command:
-        rule = f" (rdmacm doctor {finding.rule})" if finding.rule else ""
+        named = f"rdmacm doctor {finding.rule}"
+        rule = f" ({named})" if finding.rule and named not in finding.command else ""
         lines.append(f"{indent}try: {printable(finding.command)}{rule}")
     return "".join(f"{part}\n" for line in lines for part in wrapped_line(line))

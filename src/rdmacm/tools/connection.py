@@ -16,7 +16,7 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
 from rdmacm.constants import CmEventType, PortSpace, RaiFlag
 from rdmacm.diagnosis.explain import resolve
-from rdmacm.endpoint.silence import ASK_SECONDS, PacketSizes, PeerWatch
+from rdmacm.endpoint.silence import ASK_SECONDS, MANAGER_INTERVAL, PacketSizes, PeerWatch, manager_answers
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.provider.connparam import ConnParam, UdParam
@@ -154,6 +154,10 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
             provider = self.cmid.channel.provider
             self._watch = watch = self._watch or PeerWatch(self.qp, provider.clock)
             provider.drive(lambda: (watch.ask(),), 0)
+            is_due = self._questions % MANAGER_INTERVAL == 1
+            # Once the connection has ended, the peer's program may end, too.
+            if is_due and not watch.can_ask and self._is_connected and manager_answers(self.cmid):
+                watch.answered()
         return found
 
     def next(self) -> WC:

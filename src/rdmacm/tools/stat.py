@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from rdmacm.diagnosis.explain import query_counters
-from rdmacm.provider.choice import choose
+from rdmacm.provider.choice import AUTO, ENVIRONMENT
 from rdmacm.provider.counters import Counters
-from rdmacm.provider.statistics import process_counters
+from rdmacm.provider.statistics import kernel_counters, process_counters
 from rdmacm.tools.arguments import add_provider, seconds_between
 from rdmacm.tools.commands import COMMANDS
 from rdmacm.tools.output import Page, Parser, bold, labelled_lines, table, write, write_json
@@ -22,8 +23,10 @@ PAGE = Page(
     description="""
         Shows the counters of each process of this network namespace that has a software device open, as they are now:
         by device, of its connection manager (cm), and of UDP port 4791: losses (udp), packets and bytes (traffic). A
-        software device lives in its process, and so do its counters. Processes of other users are shown to root only.
-        Where the kernel's devices are used, their counters are shown, too; these count for all processes together.
+        software device lives in its process, and so do its counters. Programs of rdmacm run are shown by themselves;
+        their connection manager is that of the command. Processes of other users are shown to root only. The counters
+        of the kernel's devices follow, if there are any: those of the driver and of the ports, the ports of a device
+        added up. These count for all processes together.
 
         Counters that are 0 are left out, unless --all is given. docs/debugging.md describes each. A process answers at
         once, whatever it does; asking costs it less than a millisecond.
@@ -89,9 +92,13 @@ class _Found:
     """The counters at one moment."""
 
     def __init__(self, provider: str | None) -> None:
-        chosen = choose(provider).name
+        chosen = provider or os.environ.get(ENVIRONMENT) or AUTO
         self.processes = [] if provider == "kernel" else process_counters()
-        self.kernel = query_counters("kernel") if chosen == "kernel" else None
+        self.kernel = None
+        if chosen == "kernel":  # an error says what it lacks
+            self.kernel = query_counters("kernel")
+        elif chosen == AUTO:
+            self.kernel = kernel_counters()
 
     def as_dict(self) -> dict[str, object]:
         """JSON data."""

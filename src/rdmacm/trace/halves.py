@@ -101,6 +101,9 @@ class Direction:
         self.rounds = 0
         self.stuck_wire = 0
         self._repeat = -1
+        #: How often, up to now, the same responses to a READ were asked for again, though the capture has had them.
+        self.asked_again = 0
+        self._asked = -1
         self.longest_acknowledged = 0
         self.longest_payload = 0
         # Answers of this end.
@@ -153,6 +156,9 @@ class Direction:
                     return  # a probe, which asks whether the other end is still there
                 if self._is_repeat(psn, wire):
                     self._repeated(psn)
+                    if kind == QUERY and OPERATION_NAMES[opcode] == "READ":
+                        self.asked_again = self.asked_again + 1 if psn == self._asked else 1
+                        self._asked = psn
                     return
             else:
                 if ahead <= _LONGEST_GAP:
@@ -170,6 +176,7 @@ class Direction:
     def _advance(self, psn: int, steps: int) -> None:
         # Without an MTU, the number of responses of a READ is not known, nor the PSN that follows.
         self.next_psn = psn + steps & PSN_MASK if steps else -1
+        self.asked_again = 0
 
     def _message(self, kind: int, opcode: int, psn: int, size: int, wire: int, now: int, steps: int) -> None:
         if kind in (FIRST, ONLY, QUERY):

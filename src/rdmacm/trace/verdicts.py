@@ -39,12 +39,12 @@ class Judge:
     def __init__(self, tracer: Tracer) -> None:
         #: Addresses that have sent anything of RDMA to another one, both joined.
         self._heard = tracer.managers.heard | {half.pair for half in tracer.connections.halves.values() if half.packets}
-        #: Ports that have accepted, with their port spaces, by address.
-        self._accepted: dict[tuple[bytes, int], set[str]] = {}
+        #: Port spaces in which somebody has a port, by address and port.
+        self._listening: dict[tuple[bytes, int], set[str]] = {}
         for each in tracer.connections.all.values():
             end = each.ends[1]
-            if each.is_connected and each.port_space and end.port is not None:
-                self._accepted.setdefault((end.address, end.port), set()).add(each.port_space)
+            if each.port_space and end.port is not None and self._has_listener(each):
+                self._listening.setdefault((end.address, end.port), set()).add(each.port_space)
 
     def verdict(self, connection: Connection) -> Verdict:
         """The verdict of a connection."""
@@ -64,6 +64,17 @@ class Judge:
         )
 
     # -- the handshake -----------------------------------------------------------------------------------------
+
+    def _has_listener(self, connection: Connection) -> bool:
+        """Whether somebody listens. A host that answers others would say so if nobody did."""
+        if connection.is_connected:
+            return True
+        first, second = connection.ends
+        if connection.unreachable or second.address + first.address not in self._heard:
+            return False
+        rejection = connection.rejected
+        is_nobody = rejection is not None and rejection.reason == RejectReason.INVALID_SERVICE_ID
+        return not is_nobody and connection.status != SidrStatus.UNSUPPORTED
 
     def _rejected(self, connection: Connection) -> Verdict | None:
         rejection = connection.rejected
@@ -94,9 +105,13 @@ class Judge:
             theirs = mtu_of(rejection.ari[0]) if rejection.ari else 0
             at_most = f"takes {theirs}" if theirs else "does not say what it takes"
             return Verdict(FAILED, "G8", f"the request has a path MTU of {connection.mtu}, {by} {at_most}")
+        others = connection.pkeys | ({connection.request.partition_key & PKEY_BITS} if connection.request else set())
+        others -= {DEFAULT_PKEY & PKEY_BITS}
+        if reason == RejectReason.INVALID_GID and others:
+            return Verdict(FAILED, "R2", f"{by} does not take the request: P_Key {_pkeys(others)} is not in its table")
         if reason == RejectReason.TIMEOUT:
             if connection.rejected_by == 0:
-                found = None if connection.sent.get("REP") else self._unanswered(connection)
+                found = None if connection.is_connected else self._unanswered(connection)
                 if found is not None:
                     return found
                 return Verdict(FAILED, "", f"{by} gave up waiting (reason 4)")
@@ -108,11 +123,11 @@ class Judge:
         space = connection.port_space
         if not space or end.port is None:
             return Verdict(FAILED, "J1", f"nobody at {end.host} listens on service id {connection.service_id or 0:#x}")
-        others = sorted(self._accepted.get((end.address, end.port), set()) - {space})
+        others = sorted(self._listening.get((end.address, end.port), set()) - {space})
         if others:
             where = " and ".join(others)
             return Verdict(
-                FAILED, "J1", f"port space {space} is wrong: {end.host} accepts on port {end.port} in {where} only"
+                FAILED, "J1", f"port space {space} is wrong: {end.host} listens on port {end.port} in {where} only"
             )
         fits = "UDP" if connection.kind == UD else "TCP"
         if space in ("TCP", "UDP") and space != fits:
@@ -144,7 +159,10 @@ class Judge:
         if second.address + first.address in self._heard:
             return Verdict(FAILED, "C2", f"{head} although it sends other packets: likely its backlog is full")
         return Verdict(
-            FAILED, "C1", f"{head}: likely a firewall drops UDP 4791, or the host is down; nothing came from it at all"
+            FAILED,
+            "C1",
+            f"{head}: likely a firewall drops UDP 4791, or the host is down or has no route back; nothing came from it "
+            "at all",
         )
 
 
@@ -163,11 +181,13 @@ def _unreachable(connection: Connection) -> Verdict | None:
         return Verdict(FAILED, "G8", f"packets to {peer} are too big for the way{by}: {what}{count}")
     if what == "port unreachable":
         return Verdict(
-            FAILED, "", f"no RDMA device of {peer} takes packets: its UDP port 4791 is closed (ICMP {what}{count}){by}"
+            FAILED,
+            "C1",
+            f"no RDMA device of {peer} takes packets: its UDP port 4791 is closed (ICMP {what}{count}){by}",
         )
     if "prohibited" in what or "policy" in what or "reject" in what:
         return Verdict(FAILED, "C1", f"a firewall refuses packets to {peer} (ICMP {what}{count}){by}")
-    rule = "A10" if by and ("host" in what or "address" in what) else "A3"
+    rule = "A10" if what.startswith(("host", "address")) else "A3"
     return Verdict(FAILED, rule, f"{peer} cannot be reached (ICMP {what}{count}){by}")
 
 
@@ -250,6 +270,14 @@ def _stuck(connection: Connection, half: Half) -> Verdict | None:
     """A half whose oldest request is sent again and again, and never acknowledged."""
     peer = connection.ends[1 - connection.halves.index(half)].host
     reverse = half.reverse
+    if half.asked_again >= 2 and reverse is not None and reverse.longest_payload > MAD_SIZE:
+        return Verdict(
+            FAILED,
+            "G8",
+            f"the path MTU is larger than the way: responses to a READ, of {reverse.longest_payload} bytes each, never "
+            f"got to {connection.ends[connection.halves.index(half)].host}, which asked for them again "
+            f"{_times(half.asked_again)}, shorter packets did",
+        )
     if half.rounds < 2 or not (half.outstanding or half.current):
         return None
     if reverse is not None and reverse.rnr and reverse.last >= half.last - 2 * 10**9:

@@ -346,6 +346,7 @@ class TestTwoHosts:
             assert not a.send(route, (bytes(2000),))  # longer than the MTU, and not to be fragmented
             assert not a.send(route, (bytes(2000), bytes(2000)), 2000)
             assert a.counters["EMSGSIZE"] >= 2
+            assert a.traffic["send_err"] == 3, "each packet of a train by itself"
             assert not a.send(a.route(path(net.va.ipv4, "192.0.2.1")), (bytes(16),))
             assert a.counters["ENETUNREACH"] == 1
             # The path still carries trains.

@@ -3,9 +3,11 @@
 A request costs its sender one datagram. It costs this host an answer, and the application an id, a queue pair and its
 own work, so requests of strangers could take all time from the connections that are established. Therefore a request
 needs a *permit*. There are :data:`PERMITS` of them. The peer gives its permit back when it answers the REP, which takes
-a round trip and the application's time. Those that nobody gives back are replaced slowly. So a host that is asked by
-real peers never runs out of permits, and one that is asked by strangers processes a bounded number of requests a
-second.
+a round trip and the application's time. Some peers answer only once all their requests were accepted. So when permits
+run out, each REP without an answer is sent once more, which a real peer answers at once, with an MRA
+(:meth:`rdmacm.proto.cm.engine.Agent.ask_peers`). Permits that nobody gives back are replaced slowly. So a host that is
+asked by real peers never runs out of permits for long, and one that is asked by strangers processes a bounded number of
+requests a second.
 
 Without a permit, the datagram itself is kept and waits. The sources take turns: if one of them floods, a newcomer is
 next. If each forged request has another source, turns do not help, since most requests are dropped. But a real peer

@@ -71,6 +71,9 @@ _GUID_SIZE = 8
 #: States of the passive side in which the peer may not have got the REP.
 _BEFORE_RTU = AWAITING_USER | {CmState.REP_SENT, CmState.MRA_REP_RCVD}
 
+#: Messages that show that the peer has got the REP. A REJ need not have the id that the REP has told.
+_ANSWERS = frozenset((CmTrigger.RTU, CmTrigger.MRA_REP, CmTrigger.DREQ))
+
 
 class Agent:
     """The connections and listeners of one node.
@@ -119,6 +122,8 @@ class Agent:
         self.next_deadline = self._connections.timers.next_deadline
         #: The deadlines of the timers that run, by local communication id.
         self.timers = self._connections.timers
+        #: How many peers have answered a REP, until the agent's user sets it to 0. Not with ``trusts_sources``.
+        self.answers = 0
 
     def __len__(self) -> int:
         """The number of connections, including those in TIMEWAIT."""
@@ -225,6 +230,8 @@ class Agent:
         connection.local_guid = reply.local_ca_guid
         connection.local_qpn = outgoing.peer_qpn(connection.request, reply)
         self._step(connection, CmTrigger.ACCEPT, now, packed=packed)
+        if connection.allowance is not None:
+            self._connections.unasked[comm_id] = None
 
     def reject(
         self,
@@ -249,8 +256,22 @@ class Agent:
     def establish(self, comm_id: int, now: float) -> None:
         """Data has arrived before the RTU: the connection is established."""
         connection = self._allowed(comm_id, CmTrigger.ESTABLISH)
-        connection.allowance = None
+        if connection.allowance is not None:
+            self._answered(connection)
         self._step(connection, CmTrigger.ESTABLISH, now)
+
+    def ask_peers(self) -> int:
+        """Send each REP that its peer has not answered once more, now; return how many.
+
+        A peer answers a copy at once: with an RTU, or with an MRA if its user takes long. Each REP is sent early once.
+        """
+        unasked, sent = self._connections.unasked, len(self.outbox)
+        for comm_id in unasked:
+            connection = self._connections.get(comm_id)
+            if connection is not None and connection.state is CmState.REP_SENT:
+                self.machine.repeat(connection)
+        unasked.clear()
+        return len(self.outbox) - sent
 
     def disconnect(self, comm_id: int, now: float, private_data: bytes = b"") -> None:
         """Send a DREQ, or the DREP that answers the peer's DREQ."""
@@ -624,9 +645,19 @@ class Agent:
             return DropReason.WRONG_PATH
         if connection.allowance is not None:
             # A copy of the request has been sent by the address that it names, or by anybody who forges that address.
-            is_copy = trigger is CmTrigger.REQ or trigger is CmTrigger.SIDR_REQ
-            connection.allowance = connection.allowance + AMPLIFICATION if is_copy else None
+            if trigger is CmTrigger.REQ or trigger is CmTrigger.SIDR_REQ:
+                connection.allowance += AMPLIFICATION
+            elif trigger in _ANSWERS:
+                self._answered(connection)
+            else:
+                connection.allowance = None
         return None if self._step(connection, trigger, now, message=message) else DropReason.UNEXPECTED
+
+    def _answered(self, connection: CmConnection) -> None:
+        """The peer has got the REP, so it has the address that its request came from."""
+        connection.allowance = None
+        self.answers += 1
+        self._connections.unasked.pop(connection.comm_id, None)
 
     # -- calls and ids ------------------------------------------------------------------------------------------------
 

@@ -171,6 +171,10 @@ class StateMachine:
             connection.allowance -= 1
         self.outbox.append((connection.current_path, mad))
 
+    def repeat(self, connection: CmConnection) -> None:
+        """Send the message that is not answered once more, before its time."""
+        self._send(connection, connection.unanswered_mad)
+
     def _send_unanswered(self, connection: CmConnection, now: float) -> None:
         connection.was_extended = False
         self._send(connection, connection.unanswered_mad)

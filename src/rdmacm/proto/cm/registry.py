@@ -26,7 +26,7 @@ class Connections:
     that its messages arrive on.
     """
 
-    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_freed", "get", "timers")
+    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_freed", "get", "timers", "unasked")
 
     def __init__(self) -> None:
         self._by_id: dict[int, CmConnection] = {}
@@ -39,6 +39,8 @@ class Connections:
         self.timers: LazyTimerHeap[int] = LazyTimerHeap(self._deadline_of)
         #: The connection with a local communication id, or None.
         self.get: Callable[[int], CmConnection | None] = self._by_id.get
+        #: Local communication ids of connections whose REP was neither answered nor sent early (``Agent.ask_peers``).
+        self.unasked: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -113,6 +115,7 @@ class Connections:
         self.release_peer_id(connection)
         if self._by_id.pop(connection.comm_id, None) is not None:
             self._freed.add(connection.comm_id)
+        self.unasked.pop(connection.comm_id, None)
         self.timers.discard(connection.comm_id)
 
     # -- timers -----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.provider import UndeliveredTap
 from rdmacm.soft.connection_manager import Triage
 from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request
@@ -57,6 +58,7 @@ class GsiCarrier(Protocol):
     wire: Wire
     random: Random
     dropped: Counter[str]
+    undelivered_tap: UndeliveredTap | None
 
     @property
     def opened(self) -> bool: ...
@@ -88,6 +90,8 @@ class RoceGsi:
         self.triage: Callable[[memoryview], Triage] | None = None
         #: See :class:`rdmacm.soft.connection_manager.Gsi`.
         self.on_undelivered: OnUndelivered | None = None
+        #: See :class:`rdmacm.soft.connection_manager.Gsi`.
+        self.on_shortage: Callable[[], None] | None = None
         mux.wire.on_undelivered = self._undelivered
         #: By path and traffic class: the route, and the start value of the ICRC.
         self._routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
@@ -215,6 +219,8 @@ class RoceGsi:
             share = _packed_host(source[0], destination)[:_SOURCE_BYTES]
         if not self._admission.wait(share, _key(data, source), (bytes(data), source, destination), now):
             self._mux.dropped["request_flood"] += 1
+        else:
+            self._mux.wire.counters["request_waited"] += 1
 
     def _hold_request(self, data: memoryview, source: SocketAddress, destination: bytes) -> bool:
         """Let a request wait that has just been read. See :attr:`rdmacm.soft.wire.base.Wire.hold_request`."""
@@ -238,6 +244,8 @@ class RoceGsi:
             self._mux.wire.hold_request = self._hold_request
             self._is_called = True
             self._mux.runtime.call_at(when, self._process_waiting)
+            if self.on_shortage is not None:
+                self.on_shortage()
 
     def peer_answered(self) -> None:
         """See :meth:`rdmacm.soft.connection_manager.Gsi.peer_answered`."""
@@ -260,6 +268,8 @@ class RoceGsi:
     def _undelivered(self, report: Undelivered) -> None:
         """Process the report that a request, which is whole up to its service id, was not delivered."""
         quote, destination, code, reporter = report
+        if self._mux.undelivered_tap is not None and reporter:
+            self._mux.undelivered_tap(quote, destination, code, reporter)
         opcode, _, _, _, _, qkey, source_qpn = BTH_DETH_STRUCT.unpack_from(quote)
         if opcode != _UD_SEND_ONLY or qkey != GSI_Q_KEY or source_qpn != GSI_QPN:
             self._mux.dropped["undelivered"] += 1

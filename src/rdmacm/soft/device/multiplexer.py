@@ -41,7 +41,7 @@ from rdmacm.proto.core_choice import compiled
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.roce.engines import UdEngineFactory, make_rc_engine, make_ud_engine
 from rdmacm.proto.timerheap import LazyTimerHeap
-from rdmacm.provider import log
+from rdmacm.provider import UndeliveredTap, log
 from rdmacm.soft.device.groups import Groups
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.device.mixed_trains import parts_of_train
@@ -104,6 +104,8 @@ class QPMultiplexer:
         if compiled is not None and runtime.is_real_time and isinstance(wire, UdpWire):
             lock = cast("Lock", runtime.lock)
             self.core_wire = wire.core_wire = compiled.Wire(lock, self.see_core_wire, runtime.waiters.polling)
+        #: Sees the reports of requests that were not delivered.
+        self.undelivered_tap: UndeliveredTap | None = None
         self._may_defer_acks = False
         self._deferrals = 0
         #: The queue pairs that have an ACK to send, and nothing else. It may wait for a moment.

@@ -63,6 +63,8 @@ class Subnet:
         self.on_mad: Callable[[memoryview, Any, float], None] | None = None
         #: Never called: an InfiniBand network does not report which MADs it has lost.
         self.on_undelivered: OnUndelivered | None = None
+        #: Never called: no request waits.
+        self.on_shortage: Callable[[], None] | None = None
         #: Never called: hosts of a subnet do not send MADs of strangers.
         self.triage: Callable[[memoryview], Triage] | None = None
         #: Datagrams of management classes that nothing here takes, by reason.

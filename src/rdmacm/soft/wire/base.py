@@ -118,8 +118,9 @@ class WireRoute(Protocol):
     no_trains: bool
 
 
-#: The names of the counters of packets and of bytes, from BTH to ICRC, sent and received.
-TRAFFIC = ("sent_pkts", "sent_bytes", "rcvd_pkts", "rcvd_bytes")
+#: The names of the counters of packets and of bytes, from BTH to ICRC, sent and received, and of packets that the
+#: system has refused to send.
+TRAFFIC = ("sent_pkts", "sent_bytes", "rcvd_pkts", "rcvd_bytes", "send_err")
 
 
 class Wire(Protocol):

@@ -71,7 +71,8 @@ class UdpSender:
             if code:
                 if segment and code in NO_TRAIN:
                     return self._send_cut(code, sock, route, buffers, segment)
-                return self._lost(code, None if segment else buffers, route)
+                packets = -(-sum(map(len, buffers)) // segment) if segment else 1
+                return self._lost(code, None if segment else buffers, route, packets)
         size = sum(map(len, buffers))
         self._traffic["sent_pkts"] += -(-size // segment) if segment else 1
         self._traffic["sent_bytes"] += size
@@ -80,8 +81,9 @@ class UdpSender:
             self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, segment)
         return True
 
-    def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute) -> bool:
+    def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute, packets: int = 1) -> bool:
         """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
+        self._traffic["send_err"] += packets
         self._counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
         if sockets.REPORTS_ERRORS and code in UNREACHABLE and buffers is not None:
             packet = b"".join(buffers)
