@@ -393,8 +393,9 @@ def a_device_is_removed_under_connections_and_waits() -> None:
                 kinds.append(event.type)
         assert set(kinds) == {E.DEVICE_REMOVAL}, kinds
         assert all(code in GONE for code in found.values()), found
-        for call in (lambda: pair.active.post_send(1, pair.sending), pair.active.disconnect, pair.active.create_qp):
+        for call in (lambda: pair.active.post_send(1, pair.sending), pair.active.create_qp):
             assert outcome(call) is not None, call
+        outcome(pair.active.disconnect)  # it may still succeed: the device goes when its ids have gone
         pair.close()
         client.close()
         accepted[0].close()
