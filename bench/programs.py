@@ -134,7 +134,7 @@ def table(found: dict[tuple[str, str], list[float | None]]) -> str:
         for device in DEVICES:
             figures = [figure for figure in found[name, device] if figure is not None]
             medians.append(statistics.median(figures) if figures else None)
-        shown = [f"{figure:,.1f}" if figure is not None else "fails" for figure in medians]
+        shown = ["no figure" if figure is None or figure <= 0 else f"{figure:,.1f}" for figure in medians]
         theirs, ours = medians
         ratio = f"{theirs / ours:.2f}" if theirs and ours and min(theirs, ours) > 0 else ""
         lines.append(f"| {name} | {' | '.join(shown)} | {ratio} |")
