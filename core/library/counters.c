@@ -1,5 +1,5 @@
-/* Counters of the process in memory that the server can read. Counting there takes no longer than elsewhere, and whoever
- * asks the server costs the program nothing. */
+/* Counters of the process in memory that the server can read. Counting there takes no longer than elsewhere, and a
+ * question to the server costs the program nothing. */
 #include "objects.h"
 
 #include <sys/mman.h>

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rdmacm import CmId, EventChannel, PortSpace
+from rdmacm import PortSpace
 from support.filters import add_rules, needs_nft
+from support.listeners import asking_twice, listening
 from support.netns import Host, TwoHosts, needs_netns, three_hosts, two_hosts
 from support.servers import Server
 
@@ -61,18 +62,6 @@ def helper(host: Host) -> Iterator[None]:
         child.send_signal(signal.SIGINT)
         child.wait(30)
         child.stderr.close()
-
-
-@contextmanager
-def listening(host: Host, space: PortSpace = PortSpace.TCP, address: str = PEER) -> Iterator[int]:
-    """A listener of this process that rejects nobody and accepts nobody; its port."""
-    with host.enter():
-        channel = EventChannel()
-        cmid = CmId(channel, space)
-        cmid.bind_addr((address, 0))
-        cmid.listen()
-    with channel, cmid:
-        yield cmid.src_port
 
 
 @pytest.fixture(scope="module", params=[1500, 9000])
@@ -157,7 +146,7 @@ def test_firewalls_with_help(jumbo: TwoHosts, where: str, rule: str, name: str, 
     ],
 )
 def test_firewalls_alone(jumbo: TwoHosts, rule: str, text: str) -> None:
-    with listening(jumbo.b):
+    with listening(jumbo.b, PEER):
         add_rules(jumbo.b, rule)
         name, found = failed(check(jumbo.a))
     assert name == "UDP 4791"
@@ -166,7 +155,7 @@ def test_firewalls_alone(jumbo: TwoHosts, rule: str, text: str) -> None:
 
 def test_real_hole_alone(switched: TwoHosts) -> None:
     """A switch port with a smaller MTU drops long frames without a word."""
-    with listening(switched.b):
+    with listening(switched.b, PEER):
         name, found = failed(check(switched.a))
     assert name == "path MTU"
     assert "packets of up to 1076 bytes arrive, and of 2100 none does" in found
@@ -238,7 +227,7 @@ def test_help_over_another_network(two_ways: TwoHosts) -> None:
 
 
 def test_no_route_back_alone() -> None:
-    with three_hosts() as net, listening(net.c, address="10.7.2.1"):
+    with three_hosts() as net, listening(net.c, "10.7.2.1"):
         assert failed(check(net.a, peer="10.7.2.1")) == ("", "")
         net.c.ip("route", "delete", "default", "via", "10.7.2.254")
         name, found = failed(check(net.a, peer="10.7.2.1"))
@@ -248,36 +237,20 @@ def test_no_route_back_alone() -> None:
 
 class TestListener:
     def test_absent(self, net: TwoHosts) -> None:
-        with listening(net.b):
+        with listening(net.b, PEER):
             name, found = failed(check(net.a, peer=f"{PEER}:9"))
         assert name == "manager"
         assert "nobody listens on port 9 (tcp)" in found
 
     def test_other_port_space(self, net: TwoHosts) -> None:
-        with listening(net.b, PortSpace.UDP) as port:
+        with listening(net.b, PEER, PortSpace.UDP) as port:
             name, found = failed(check(net.a, peer=f"{PEER}:{port}"))
         assert name == "manager"
         assert f"nobody listens on port {port} (tcp), and somebody in port space udp" in found
         assert "--port-space udp" in found
 
     def test_backlog_is_full(self, net: TwoHosts) -> None:
-        with ExitStack() as stack:
-            with net.b.enter():
-                channel = stack.enter_context(EventChannel())
-                listener = stack.enter_context(CmId(channel, PortSpace.TCP))
-                listener.bind_addr((PEER, 0))
-                listener.listen(1)
-            port = listener.src_port
-            with net.a.enter():
-                for _ in range(2):
-                    waiting = stack.enter_context(EventChannel())
-                    cmid = stack.enter_context(CmId(waiting, PortSpace.TCP))
-                    cmid.resolve_addr((PEER, port))
-                    waiting.get_event(5).ack()
-                    cmid.resolve_route()
-                    waiting.get_event(5).ack()
-                    cmid.create_qp()
-                    cmid.connect()
+        with listening(net.b, PEER, backlog=1) as port, asking_twice(net.a, PEER, port):
             name, found = failed(check(net.a, peer=f"{PEER}:{port}"))
         assert name == "manager"
         assert "its backlog is full, or its process is stopped or busy" in found

@@ -6,18 +6,19 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rdmacm import CmId, EventChannel, PortSpace
+from rdmacm import PortSpace
 from rdmacm.trace.files import CaptureFile, Packet
 from rdmacm.trace.live import Interface
 from rdmacm.trace.tracer import Tracer
 from rdmacm.trace.verdicts import FAILED, NOTE, Judge, Verdict
 from support.filters import add_rules, needs_nft
+from support.listeners import asking_twice, listening
 from support.netns import Host, TwoHosts, needs_netns, two_hosts
 from support.servers import Server
 
@@ -194,17 +195,8 @@ def test_absent_listener(jumbo: TwoHosts, server: str, file: Path) -> None:
     Seen(jumbo, file, f"{PEER}:9").agree("J1", "nobody at 10.7.0.2 listens on port 9 of port space TCP")
 
 
-@contextmanager
-def listening(host: Host, space: PortSpace, backlog: int = 0) -> Iterator[int]:
-    """A listener that answers nobody; its port."""
-    with host.enter(), EventChannel() as channel, CmId(channel, space) as listener:
-        listener.bind_addr((PEER, 0))
-        listener.listen(backlog)
-        yield listener.src_port
-
-
 def test_other_port_space(jumbo: TwoHosts, file: Path) -> None:
-    with listening(jumbo.b, PortSpace.UDP) as port:
+    with listening(jumbo.b, PEER, PortSpace.UDP) as port:
         seen = Seen(jumbo, file, f"{PEER}:{port}")
     seen.agree("J1", f"nobody at 10.7.0.2 listens on port {port} of port space TCP")
     text = f"port space TCP is wrong: 10.7.0.2 listens on port {port} in UDP only"
@@ -213,17 +205,7 @@ def test_other_port_space(jumbo: TwoHosts, file: Path) -> None:
 
 def test_backlog_is_full(jumbo: TwoHosts, file: Path) -> None:
     """Only who has asked the connection manager knows that the host is not silent."""
-    with listening(jumbo.b, PortSpace.TCP, 1) as port, ExitStack() as stack:
-        with jumbo.a.enter():
-            for _ in range(2):
-                waiting = stack.enter_context(EventChannel())
-                cmid = stack.enter_context(CmId(waiting, PortSpace.TCP))
-                cmid.resolve_addr((PEER, port))
-                waiting.get_event(5).ack()
-                cmid.resolve_route()
-                waiting.get_event(5).ack()
-                cmid.create_qp()
-                cmid.connect()
+    with listening(jumbo.b, PEER, backlog=1) as port, asking_twice(jumbo.a, PEER, port):
         seen = Seen(jumbo, file, f"{PEER}:{port}")
     assert seen.step["rule"] == "C2"
     assert "C2" in {each.rule for each in seen.of_check}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from rdmacm.check.measured import Refusal, Sizes
 from rdmacm.proto.constants import ROCE_PORT
+from rdmacm.proto.frames import word_sum
 
 # Numbers of Linux, which the socket module lacks.
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
@@ -189,7 +190,7 @@ class _Echo(_Prober):
         header = _ECHO_HEADER.pack(self._kinds[0], 0, 0, self._id, number)
         data = header + bytes(payload)
         if self._is_raw and self._sock.family == socket.AF_INET:
-            data = data[:2] + _checksum(data) + data[4:]
+            data = data[:2] + struct.pack("!H", -word_sum(data) % 0xFFFF) + data[4:]
         self._sock.sendto(data, _address(self._host, 0))
 
     def _receive(self, number: int) -> bool | None:
@@ -225,14 +226,6 @@ class _ClosedPort(_Prober):
             return None
         self.mtu = report.mtu or self.mtu
         return report.refusal is Refusal.CLOSED
-
-
-def _checksum(data: bytes) -> bytes:
-    data += bytes(len(data) % 2)
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return struct.pack("!H", ~total & 0xFFFF)
 
 
 def answers_echo(host: str, source: str, seconds: float) -> bool | None:

@@ -1,8 +1,8 @@
 """``rdmacm check --serve``: helps the checks of other hosts.
 
 A client is anybody who can connect. It gets a queue pair, and datagrams to the address that its TCP connection comes
-from, so that nobody can have them sent to another host. If it names another address of its own, it gets the answer
-whether there is a route to it, and no more bytes than have come from there: whoever forges that address gains nothing.
+from, so that nobody can have them sent to another host. A client may name another address of its own: the server says
+whether it has a route to that address, and sends no more bytes there than came from there. To forge it gains nothing.
 Lines, datagrams, clients and time are bounded; nothing of what a client sends is executed, and no file is touched.
 """
 

@@ -143,43 +143,49 @@ def faulty_kernel(host: Host) -> Outcome:
     return Found(text, "dmesg | grep -A20 'BUG\\|Oops'; restart; a newer kernel")
 
 
-def nobody_listens(host: Host) -> Outcome:
+def _rejected(host: Host, reason: int, meaning: str, command: str) -> Outcome:
+    """Whether the connection was rejected with a reason, what that means, and what mends it."""
     if not _has_attempt(host):
         return _NO_ATTEMPT
-    attempt = _attempt(host, 8)
-    if attempt is None:
-        return Quiet("no reject with reason 8")
-    text = f"{_where(host)}: reason 8, nobody listens on that port in that port space, on that device and namespace"
-    return Found(text, "start the listener; bind it to :: or to that address; the same port space (TCP, UDP, IB)")
+    if _attempt(host, reason) is None:
+        return Quiet(f"no reject with reason {reason}")
+    return Found(f"{_where(host)}: reason {reason}, {meaning}", command)
+
+
+def nobody_listens(host: Host) -> Outcome:
+    return _rejected(
+        host,
+        8,
+        "nobody listens on that port in that port space, on that device and namespace",
+        "start the listener; bind it to :: or to that address; the same port space (TCP, UDP, IB)",
+    )
 
 
 def stale(host: Host) -> Outcome:
-    if not _has_attempt(host):
-        return _NO_ATTEMPT
-    if _attempt(host, 10) is None:
-        return Quiet("no reject with reason 10")
-    text = f"{_where(host)}: reason 10, the peer still holds a connection with this queue pair number"
-    return Found(text, "try again after its timewait (seconds); rdma resource show qp at the peer")
+    return _rejected(
+        host,
+        10,
+        "the peer still holds a connection with this queue pair number",
+        "try again after its timewait (seconds); rdma resource show qp at the peer",
+    )
 
 
 def application(host: Host) -> Outcome:
-    if not _has_attempt(host):
-        return _NO_ATTEMPT
-    if _attempt(host, 28) is None:
-        return Quiet("no reject with reason 28")
-    text = f"{_where(host)}: reason 28, the application refused (not ENOSPC)"
-    return Found(
-        text, "the log of the listener: version, limits, private data; try again where two ends connect at once"
+    return _rejected(
+        host,
+        28,
+        "the application refused (not ENOSPC)",
+        "the log of the listener: version, limits, private data; try again where two ends connect at once",
     )
 
 
 def gave_up(host: Host) -> Outcome:
-    if not _has_attempt(host):
-        return _NO_ATTEMPT
-    if _attempt(host, 4) is None:
-        return Quiet("no reject with reason 4")
-    text = f"{_where(host)}: reason 4, the server could not make its queue pair, or gave up"
-    return Found(text, "the server's log (rdma_create_qp ... error 22); lower max_wr and max_sge there")
+    return _rejected(
+        host,
+        4,
+        "the server could not make its queue pair, or gave up",
+        "the server's log (rdma_create_qp ... error 22); lower max_wr and max_sge there",
+    )
 
 
 def no_ipoib(host: Host) -> Outcome:

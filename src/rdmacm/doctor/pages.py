@@ -73,20 +73,18 @@ def looked_at(found: Examination) -> str:
     return f"provider {host.provider}, devices: {devices}, interfaces: {faces}{where}; {asked} rules"
 
 
+#: States as they stand before a rule, where they are shown otherwise.
+_MARKS = {"finding": "!!", "not asked": "-"}
+
+
 def _every(found: Examination) -> list[str]:
     lines = []
     for question in QUESTIONS:
         lines.append(question)
         for answer in found.answers:
             if answer.rule.question == question:
-                outcome = answer.outcome
-                if isinstance(outcome, Found):
-                    mark, saw = ("note" if outcome.is_note else "!!"), outcome.text
-                elif isinstance(outcome, Quiet):
-                    mark, saw = "ok", outcome.saw
-                else:
-                    mark, saw = "-", outcome.why
-                lines.append(f"  {mark:<4} {answer.rule.id:<3} {saw}")
+                mark = _MARKS.get(answer.state, answer.state)
+                lines.append(f"  {mark:<4} {answer.rule.id:<3} {answer.saw}")
     return lines
 
 
@@ -133,14 +131,7 @@ def _finding_json(answer: Answer) -> dict[str, Any]:
 
 
 def _answer_json(answer: Answer) -> dict[str, Any]:
-    outcome = answer.outcome
-    if isinstance(outcome, Found):
-        state, saw = ("note" if outcome.is_note else "finding"), outcome.text
-    elif isinstance(outcome, Quiet):
-        state, saw = "ok", outcome.saw
-    else:
-        state, saw = "not asked", outcome.why
-    return {"rule": answer.rule.id, "state": state, "saw": saw}
+    return {"rule": answer.rule.id, "state": answer.state, "saw": answer.saw}
 
 
 def rule_json(rule: Rule) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from html import escape
 from rdmacm.doctor.drawing import drawing
 from rdmacm.doctor.matrix import Matrix, heat_map
 from rdmacm.doctor.pages import is_likely, looked_at
-from rdmacm.doctor.rule import QUESTIONS, Found, Quiet
+from rdmacm.doctor.rule import QUESTIONS, Found
 from rdmacm.doctor.table import Answer, Examination
 from rdmacm.verbs.device import Device
 
@@ -113,14 +113,6 @@ def _card(answer: Answer, kind: str) -> str:
 def _rules(found: Examination) -> str:
     rows = []
     for answer in found.answers:
-        outcome = answer.outcome
-        if isinstance(outcome, Found):
-            state, saw = ("note" if outcome.is_note else "finding"), outcome.text
-        elif isinstance(outcome, Quiet):
-            state, saw = "ok", outcome.saw
-        else:
-            state, saw = "not asked", outcome.why
-        rows.append(
-            f"<tr><td>{answer.rule.id}</td><td>{state}</td><td>{escape(answer.rule.title)}</td><td>{escape(saw)}</td></tr>"
-        )
+        cells = answer.rule.id, answer.state, escape(answer.rule.title), escape(answer.saw)
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f'<table class="rules">{"".join(rows)}</table>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rdmacm.doctor import address_table, connection_table, device_rules, gid_rules, namespace_rules
-from rdmacm.doctor.rule import QUESTIONS, Found, Outcome, Rule
+from rdmacm.doctor.rule import QUESTIONS, Found, Outcome, Quiet, Rule
 from rdmacm.doctor.view import Host
 
 #: All rules, in the order of docs/doctor.md.
@@ -33,6 +33,20 @@ class Answer:
     @property
     def is_note(self) -> bool:
         return isinstance(self.outcome, Found) and self.outcome.is_note
+
+    @property
+    def state(self) -> str:
+        """``finding``, ``note``, ``ok`` or ``not asked``."""
+        if isinstance(self.outcome, Found):
+            return "note" if self.outcome.is_note else "finding"
+        return "ok" if isinstance(self.outcome, Quiet) else "not asked"
+
+    @property
+    def saw(self) -> str:
+        """What was measured, or why nothing was."""
+        if isinstance(self.outcome, Found):
+            return self.outcome.text
+        return self.outcome.saw if isinstance(self.outcome, Quiet) else self.outcome.why
 
 
 @dataclass(frozen=True)

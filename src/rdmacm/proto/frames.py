@@ -42,7 +42,7 @@ def hardware_address(address: bytes) -> bytes:
     return b"\x02\x06" + zlib.crc32(address).to_bytes(4, "big")
 
 
-def _sum(data: Buffer) -> int:
+def word_sum(data: Buffer) -> int:
     """The ones' complement sum of the 16-bit words of ``data``, with 0 for 0xFFFF."""
     # 2^16 is 1 modulo 65535, so the data as one number and the sum of its words have the same remainder.
     number = int.from_bytes(data, "big")
@@ -74,7 +74,7 @@ def udp_frame(
         raise WireError(f"an IP packet cannot carry {len(payload)} bytes of UDP payload")
     ports = _UDP.pack(source_port, dest_port, length, 0)
     # The UDP checksum includes a pseudo header: addresses, protocol and length. The order of the terms does not matter.
-    added = _sum(source) + _sum(destination) + _PROTOCOL_UDP + length + _sum(ports) + _sum(payload)
+    added = word_sum(source) + word_sum(destination) + _PROTOCOL_UDP + length + word_sum(ports) + word_sum(payload)
     # A checksum of 0 means that there is none, so 0 is sent as 0xFFFF.
     udp = _UDP.pack(source_port, dest_port, length, -added % 0xFFFF or 0xFFFF)
     headers = _headers(source, destination, _PROTOCOL_UDP, length, identification, ttl, tos)
@@ -89,9 +89,9 @@ def unreachable_frame(sender: bytes, receiver: bytes, code: int, quoted: bytes) 
     is_v4 = len(sender) == 4
     protocol = _PROTOCOL_ICMP if is_v4 else _PROTOCOL_ICMPV6
     length = _ICMP.size + len(quoted)
-    added = _sum(_ICMP.pack(_UNREACHABLE[len(sender)], code, 0, 0)) + _sum(quoted)
+    added = word_sum(_ICMP.pack(_UNREACHABLE[len(sender)], code, 0, 0)) + word_sum(quoted)
     if not is_v4:
-        added += _sum(sender) + _sum(receiver) + protocol + length
+        added += word_sum(sender) + word_sum(receiver) + protocol + length
     icmp = _ICMP.pack(_UNREACHABLE[len(sender)], code, -added % 0xFFFF, 0)
     return b"".join((_headers(sender, receiver, protocol, length, 0, 64, 0), icmp, quoted))
 
@@ -102,7 +102,7 @@ def _headers(
     """The headers of Ethernet and IP. ``length`` is what follows."""
     if len(source) == 4:
         fields = (0x45, tos, _IPV4.size + length, identification, _DONT_FRAGMENT, ttl, protocol)
-        checksum = -_sum(_IPV4.pack(*fields, 0, source, destination)) % 0xFFFF
+        checksum = -word_sum(_IPV4.pack(*fields, 0, source, destination)) % 0xFFFF
         ip = _IPV4.pack(*fields, checksum, source, destination)
         ethertype = _ETHERTYPE_IPV4
     else:

@@ -336,7 +336,7 @@ class Server:
                 print(f"rdmacm run: {error}", file=sys.stderr, flush=True)
 
     def _counters_of_programs(self) -> list[ProcessCounters]:
-        """What the programs count; in the thread that answers whoever asks."""
+        """What the programs count. The thread that answers requests for counters calls it."""
         names = {device.index: device.name for device in self.provider.devices()}
         found = []
         for pid, program in list(self._programs.items()):

@@ -152,7 +152,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         server = CheckServer(args.bind, args.control_port, args.provider, write_error)
     except OSError as error:
-        hint = "another --control-port; 'ss -ltnp' shows who has it" if error.errno == errno.EADDRINUSE else None
+        hint = "another --control-port; 'ss -ltnp' shows its process" if error.errno == errno.EADDRINUSE else None
         raise cm_error(
             error.errno or 0, error.strerror or str(error), "listen", f"TCP {args.control_port}", hint
         ) from None
