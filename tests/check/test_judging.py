@@ -76,7 +76,7 @@ def checked(
     return sequence
 
 
-def failure(step: Step, text: str, command: str, **measured: object) -> None:
+def assert_failure(step: Step, text: str, command: str, **measured: object) -> None:
     """Assert where a check ends and what it says; the steps after that are not reached."""
     sequence = checked(**measured)  # type: ignore[arg-type]
     found = sequence.failure
@@ -136,7 +136,7 @@ class TestResolution:
     )
     def test_the_failed_step(self, error: str, step: Step) -> None:
         ex = replace(RESOLVED.explanation, error=error, errno=110, errno_name="ETIMEDOUT", message="m", hint="h")
-        failure(step, "m [ETIMEDOUT]", "h", resolution=Resolution(ex))
+        assert_failure(step, "m [ETIMEDOUT]", "h", resolution=Resolution(ex))
 
     def test_arp_flux(self) -> None:
         found = replace(
@@ -145,7 +145,7 @@ class TestResolution:
             interface="eth1",
             interfaces={"02:00:00:00:00:99": "eth1", "02:00:00:00:00:02": "eth0"},
         )
-        failure(Step.NEIGHBOUR, "eth1, and its eth0 answers for it (ARP flux)", "arp_ignore=1", exchange=found)
+        assert_failure(Step.NEIGHBOUR, "eth1, and its eth0 answers for it (ARP flux)", "arp_ignore=1", exchange=found)
 
     def test_hardware_address_of_a_middle_box(self) -> None:
         found = replace(HEALTHY, hardware_address="02:00:00:00:00:99", interfaces={"02:00:00:00:00:99": "eth1"})
@@ -163,17 +163,19 @@ class TestPort:
         ],
     )
     def test_icmp(self, refusal: Refusal, text: str, command: str) -> None:
-        failure(Step.PORT, text, command, requests=Requests(1, refusal=refusal, reporter="10.0.0.9"))
+        assert_failure(Step.PORT, text, command, requests=Requests(1, refusal=refusal, reporter="10.0.0.9"))
 
     @pytest.mark.parametrize("reporter", ["", "10.0.0.1"])
     def test_own_firewall(self, reporter: str) -> None:
         asked = Requests(1, refusal=Refusal.CLOSED, reporter=reporter)
-        failure(Step.PORT, "a firewall of this host", "here: nft insert rule inet filter output", requests=asked)
+        assert_failure(Step.PORT, "a firewall of this host", "here: nft insert rule inet filter output", requests=asked)
 
     def test_silence(self) -> None:
-        failure(Step.PORT, "drops UDP port 4791, or the process at the peer is stopped", "--serve", requests=SILENT)
+        assert_failure(
+            Step.PORT, "drops UDP port 4791, or the process at the peer is stopped", "--serve", requests=SILENT
+        )
         assert checked(requests=SILENT).findings[-1].likely
-        failure(Step.PORT, "the host is down", "ping 10.0.0.2", requests=Requests(3, echo=False))
+        assert_failure(Step.PORT, "the host is down", "ping 10.0.0.2", requests=Requests(3, echo=False))
 
     @pytest.mark.parametrize(
         ("forward", "back", "text", "command"),
@@ -185,28 +187,30 @@ class TestPort:
     )
     def test_one_direction(self, forward: tuple[int, ...], back: tuple[int, ...], text: str, command: str) -> None:
         found = Exchange(direction(forward), direction(back), path_mtu=4096)
-        failure(Step.PORT, text, command, requests=SILENT, exchange=found)
+        assert_failure(Step.PORT, text, command, requests=SILENT, exchange=found)
 
     def test_nothing_is_sent_back(self) -> None:
         found = Exchange(direction(PAYLOADS), Direction(), path_mtu=4096)
-        failure(Step.PORT, "no packet reaches the peer, and none", "at the peer: nft", requests=SILENT, exchange=found)
+        assert_failure(
+            Step.PORT, "no packet reaches the peer, and none", "at the peer: nft", requests=SILENT, exchange=found
+        )
 
     def test_no_way_back(self) -> None:
         found = Exchange(Direction(), Direction(), "no route to 10.0.0.1 [ENETUNREACH]", "'ip route get 10.0.0.1'")
         text = "the peer has no way back: no route to 10.0.0.1"
-        failure(Step.PORT, text, "at the peer: 'ip route get", requests=SILENT, exchange=found)
+        assert_failure(Step.PORT, text, "at the peer: 'ip route get", requests=SILENT, exchange=found)
 
     def test_other_source(self) -> None:
         found = replace(HEALTHY, back=replace(direction(), other_source="10.9.9.9"))
-        failure(Step.PORT, "the peer sends from 10.9.9.9", "ip route get 10.0.0.1", exchange=found)
+        assert_failure(Step.PORT, "the peer sends from 10.9.9.9", "ip route get 10.0.0.1", exchange=found)
 
     def test_error_of_this_side(self) -> None:
-        failure(Step.PORT, "in use", "end it", requests=Requests(0, error="in use", hint="end it"))
+        assert_failure(Step.PORT, "in use", "end it", requests=Requests(0, error="in use", hint="end it"))
 
 
 class TestManager:
     def test_no_answer(self) -> None:
-        failure(Step.MANAGER, "its process is stopped", "'ps'", requests=SILENT, exchange=HEALTHY)
+        assert_failure(Step.MANAGER, "its process is stopped", "'ps'", requests=SILENT, exchange=HEALTHY)
 
     @pytest.mark.parametrize(
         ("listener", "text", "command"),
@@ -224,12 +228,12 @@ class TestManager:
         ],
     )
     def test_listener(self, listener: Listener, text: str, command: str) -> None:
-        failure(Step.MANAGER, text, command, listener=listener)
+        assert_failure(Step.MANAGER, text, command, listener=listener)
 
     def test_status_of_a_datagram_service(self) -> None:
         listener = Listener(Answer.REJECTED, 1.0, 1, elsewhere=("tcp",))
         text = "nobody listens on port 7471 (udp), and somebody in port space tcp"
-        failure(Step.MANAGER, text, "--port-space tcp", listener=listener, target=Target("peer", 7471, "udp"))
+        assert_failure(Step.MANAGER, text, "--port-space tcp", listener=listener, target=Target("peer", 7471, "udp"))
 
 
 class TestMtu:
@@ -237,7 +241,7 @@ class TestMtu:
     def test_hole(self, word: str) -> None:
         hole = direction((2048, 4096))
         ways = (hole, direction()) if word == "to the peer" else (direction(), hole)
-        failure(
+        assert_failure(
             Step.MTU,
             f"packets of up to 1076 bytes arrive, longer ones {word} do not: a link on the way has a smaller MTU",
             "ip route replace 10.0.0.2 dev eth0 mtu 1500",
@@ -246,32 +250,32 @@ class TestMtu:
 
     def test_one_sided_hole(self) -> None:
         sizes = Sizes({308: True, 1076: True, 4148: False})
-        failure(Step.MTU, "of up to 1076 bytes arrive, and of 4148 none does", "mtu 1500", sizes=sizes)
+        assert_failure(Step.MTU, "of up to 1076 bytes arrive, and of 4148 none does", "mtu 1500", sizes=sizes)
 
     def test_reported_mtu(self) -> None:
         sizes = Sizes({308: True, 1076: True, 4148: False}, 1400)
-        failure(Step.MTU, "reports MTU 1400", "dev eth0 mtu 1400", sizes=sizes)
+        assert_failure(Step.MTU, "reports MTU 1400", "dev eth0 mtu 1400", sizes=sizes)
 
     def test_different_ends(self) -> None:
         found = replace(HEALTHY, path_mtu=1024)
-        failure(Step.MTU, "4096 bytes here and 1024 at the peer: it rejects", "mtu 1120", exchange=found)
+        assert_failure(Step.MTU, "4096 bytes here and 1024 at the peer: it rejects", "mtu 1120", exchange=found)
         text = "the path MTU is 4096 bytes here, and the peer's port has up to 512 bytes"
-        failure(Step.MTU, text, "same", listener=Listener(Answer.REJECTED, 1.0, 26, text, "the same"))
+        assert_failure(Step.MTU, text, "same", listener=Listener(Answer.REJECTED, 1.0, 26, text, "the same"))
 
     def test_longest_packet_of_a_connection(self) -> None:
         listener = Listener(Answer.ACCEPTED, 1.0, long_arrived=False, longest=4156)
-        failure(Step.MTU, "one of 4156 bytes does not", "mtu 1500", listener=listener)
+        assert_failure(Step.MTU, "one of 4156 bytes does not", "mtu 1500", listener=listener)
 
 
 class TestLossAndClass:
     def test_loss(self) -> None:
         found = Exchange(direction(missing=3), direction(), path_mtu=4096)
-        failure(Step.LOSS, "packets are lost (3 of 50 there)", "ethtool -S", exchange=found)
-        failure(Step.LOSS, "(2 of 100 both ways)", "PFC", requests=Requests(100, (1.0,) * 98))
+        assert_failure(Step.LOSS, "packets are lost (3 of 50 there)", "ethtool -S", exchange=found)
+        assert_failure(Step.LOSS, "(2 of 100 both ways)", "PFC", requests=Requests(100, (1.0,) * 98))
 
     @pytest.mark.parametrize(
         ("came", "text"), [(104, "with traffic class 0 arrive at the peer with 104"), (3, "congestion experienced")]
     )
     def test_class(self, came: int, text: str) -> None:
         found = Exchange(direction(came=came), direction(), path_mtu=4096)
-        failure(Step.CLASS, text, "switch", exchange=found)
+        assert_failure(Step.CLASS, text, "switch", exchange=found)

@@ -167,8 +167,11 @@ class CaptureFile:
                     self._ends("block")
                     return
                 at, data = 0, self._data
-            if kind == _ENHANCED_PACKET and size >= 32:
-                _, _, number, high, low, captured, length = packet.unpack_from(data, at)
+            if kind in (_ENHANCED_PACKET, _OLD_PACKET) and size >= 32:
+                if kind == _ENHANCED_PACKET:
+                    _, _, number, high, low, captured, length = packet.unpack_from(data, at)
+                else:
+                    number, _, high, low, captured, length = struct.unpack_from(order + "HHIIII", data, at + 8)
                 if captured > size - 32 or number >= len(interfaces):
                     self._bad(at, "a packet that does not fit its block or interface")
                     return
@@ -183,14 +186,6 @@ class CaptureFile:
             elif kind == _SIMPLE_PACKET and size >= 16 and interfaces:
                 length = struct.unpack_from(order + "I", data, at + 8)[0]
                 yield last, interfaces[0].link_type, data, at + 12, at + 12 + min(length, size - 16), length
-            elif kind == _OLD_PACKET and size >= 32:
-                number, _, high, low, captured, length = struct.unpack_from(order + "HHIIII", data, at + 8)
-                if captured > size - 32 or number >= len(interfaces):
-                    self._bad(at, "a packet that does not fit its block or interface")
-                    return
-                link_type, numerator, denominator, offset = interfaces[number]
-                last = (high << 32 | low) * numerator // denominator + offset
-                yield last, link_type, data, at + 28, at + 28 + captured, length
             at += size
 
 
