@@ -103,12 +103,14 @@ class TestServer:
     @pytest.fixture
     def lines(self) -> object:
         server = CheckServer("127.0.0.1", 0, "soft")
-        thread = threading.Thread(target=_run, args=(server,), daemon=True)
+        thread = threading.Thread(target=server.run)
         thread.start()
         sock = socket.create_connection(server.where, 5)
         yield Lines(sock, 5)
         sock.close()
         server.close()
+        thread.join(30)
+        assert not thread.is_alive(), "a server that is closed still runs"
 
     @pytest.mark.parametrize(
         "line",
@@ -133,8 +135,3 @@ class TestServer:
     def test_long_lines_end_the_connection(self, lines: Lines) -> None:
         with pytest.raises((LineError, OSError)):
             lines.ask(hello="x" * (2 * LONGEST_LINE))
-
-
-def _run(server: CheckServer) -> None:
-    with contextlib.suppress(OSError):  # closed
-        server.run()

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from rdmacm.address import interface_text
 from rdmacm.addrinfo import AddrInfo
@@ -53,26 +53,32 @@ class CheckServer:
         self._provider = provider
         self._log = log
         self._clients: set[threading.Thread] = set()
+        self._is_closed = False
         family = socket.AF_INET if address is not None and ":" not in address else socket.AF_INET6
         both = address is None and socket.has_dualstack_ipv6()
         if address is None and not both:
             family = socket.AF_INET
-        self._sock = socket.create_server((address or "", port), family=family, dualstack_ipv6=both)
-        try:
+        with ExitStack() as opened:
+            self._sock = opened.enter_context(
+                socket.create_server((address or "", port), family=family, dualstack_ipv6=both)
+            )
             # Keeps the device open, so that its connection manager answers between the clients.
-            self._device = CmId(port_space=PortSpace.UDP, qp_type=QPType.UD, provider=provider)
+            self._device = opened.enter_context(CmId(port_space=PortSpace.UDP, qp_type=QPType.UD, provider=provider))
             self._device.bind_addr((address or ("::" if family == socket.AF_INET6 else "0.0.0.0"), 0))
             self._device.listen()
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()
         #: The socket address that it listens at.
         self.where: tuple[str, int] = self._sock.getsockname()[:2]
 
     def run(self) -> None:
-        """Serve clients until interrupted."""
+        """Serve clients until interrupted, or until :meth:`close` is called."""
         while True:
-            sock, peer = self._sock.accept()
+            try:
+                sock, peer = self._sock.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                raise
             self._clients = {thread for thread in self._clients if thread.is_alive()}
             if len(self._clients) >= _MOST_CLIENTS:
                 with sock, suppress(OSError):
@@ -83,8 +89,11 @@ class CheckServer:
             thread.start()
 
     def close(self) -> None:
-        """Stop to listen."""
+        """Stop to listen; a thread in :meth:`run` returns."""
+        self._is_closed = True
         self._device.destroy()
+        with suppress(OSError):  # some systems refuse it for a socket that listens
+            self._sock.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a thread in accept(2)
         self._sock.close()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
