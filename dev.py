@@ -4,15 +4,18 @@
     python3 dev.py demo [ARGS...]    run the rdmacm command from the sources, without installing anything;
                                      without ARGS: rdmacm demo, two processes that move data
     python3 dev.py test [ARGS...]    run the tests; ARGS are pytest's
-    python3 dev.py interop [--machine uml|qemu|both] [--readme] [ARGS...]
+    python3 dev.py interop [--machine uml|qemu|both] [--write] [ARGS...]
                                      run the tests against the kernel's device and librdmacm's tools, in a virtual
                                      machine that this command starts: uml, Linux in user mode (default); qemu, Debian's
-                                     own kernel in QEMU; both, all tests in uml and a few in qemu.  --readme: both, and
-                                     write the results to README's table.  The other arguments are pytest's.
+                                     own kernel in QEMU; both, all tests in uml and a few in qemu.  --write: both, and
+                                     write the results to docs/interop.md.  The other arguments are pytest's.
     python3 dev.py core [--output FILE] [ARGS...]
                                      build the compiled core (docs/core.md) for Python of this machine, and the library
                                      for programs (docs/run.md), into the sources; or the core into FILE. ARGS are the
                                      compiler's, such as -Werror
+    python3 dev.py site [--output DIRECTORY]
+                                     build the documentation as a site, by default in site/; a warning or a broken link
+                                     is an error
     python3 dev.py tables [--check]  make the files that the Python engines and the compiled core share, of
                                      tables/wire.toml, those of the C headers, of tables/abi.toml, and the tables of
                                      docs/parity.md about providers
@@ -51,9 +54,9 @@
 prints a line for each part.  Those marked wallclock come last, alone, and up to twice more if they fail.  With ARGS it
 does nothing of that.  "test", "interop" and "bench" build the compiled core where there are a C
 compiler and Python.h; with RDMACM_CORE=python in the environment everything runs without it.  "test", "sanitize",
-"mutants", "fuzz", "coverage", "interop" and "check" install the packages they need in .venv next to this file, when
-.venv is missing or out of date.  "core" needs a C compiler, "sanitize", "mutants --c" and "coverage" gcc; the other
-commands need Python 3.11 or later and nothing else.
+"mutants", "fuzz", "coverage", "interop", "site" and "check" install the packages they need in .venv next to this file,
+when .venv is missing or out of date.  "core" needs a C compiler, "sanitize", "mutants --c" and "coverage" gcc; the
+other commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -265,6 +268,14 @@ def tables(arguments: list[str]) -> int:
     return _become([sys.executable, os.path.join(ROOT, "tables", "generate.py"), *arguments], _source_environ())
 
 
+def site(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="dev.py site", allow_abbrev=False)
+    parser.add_argument("--output", metavar="DIRECTORY", default=os.path.join(ROOT, "site"))
+    output = os.path.abspath(parser.parse_args(arguments).output)
+    environment("docs")
+    return _become([str(PYTHON), os.path.join(ROOT, "docs", "make_site.py"), output], _venv_environ())
+
+
 def _build_core() -> None:
     """Build the core and the library into the sources where that is possible, unless they are newer than those."""
     if os.environ.get("RDMACM_CORE") == "python":
@@ -425,13 +436,13 @@ def _measured(pytest: list[str], environ: dict[str, str]) -> int:
 def interop(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dev.py interop", add_help=False, allow_abbrev=False)
     parser.add_argument("--machine", choices=("uml", "qemu", "both"))
-    parser.add_argument("--readme", action="store_true")
+    parser.add_argument("--write", action="store_true")
     options, rest = parser.parse_known_args(arguments)
-    if options.readme:
+    if options.write:
         if options.machine not in (None, "both") or rest:
-            fail("--readme needs all tests in both machines: give no other arguments")
+            fail("--write needs all tests in both machines: give no other arguments")
         options.machine = "both"
-        os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "README.md"))
+        os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "docs", "interop.md"))
     if options.machine:
         os.environ["RDMACM_GUEST_MACHINE"] = options.machine
     return test(["tests/interop", *(rest or _several(2))])
@@ -542,6 +553,7 @@ COMMANDS = {
     "interop": interop,
     "core": core,
     "tables": tables,
+    "site": site,
     "sanitize": sanitize,
     "check": check,
     "mutants": mutants,

@@ -1,11 +1,11 @@
 """rdmacm beside the kernel's device and the C tools, in the machine of the interop tests, in turn.
 
-    python3 dev.py bench guest [--machine uml|qemu] [--rounds 3] [--connections 100] [--readme]
+    python3 dev.py bench guest [--machine uml|qemu] [--rounds 3] [--connections 100] [--write]
 
 Each device talks to itself, with a path MTU of 4096 and programs that sleep until something completes: rdma_rxe with
 librdmacm's cmtime, ibv_rc_pingpong and perftest's ib_send_bw and ib_write_bw, our software device with ``rdmacm
 cmtime`` and ``rdmacm perf``, and rdma_rxe with these two. The table has the median of the rounds for each figure, and
-our speed as a multiple of C's. ``--readme`` writes it into README.md as well.
+our speed as a multiple of C's. ``--write`` writes it into docs/performance.md as well.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RATES = (RATE, *BANDWIDTHS.values())
 #: Messages. ib_send_bw runs with each of two counts, see bandwidth_of_c().
 LATENCY_MESSAGES, BANDWIDTH_MESSAGES = 2000, (20, 420)
 MEBIBYTE = 1 << 20
-BEGIN, END = "<!-- bench: made by python3 dev.py bench guest --readme -->", "<!-- bench: end -->"
+BEGIN, END = "<!-- bench: made by python3 dev.py bench guest --write -->", "<!-- bench: end -->"
 
 #: The time of a system call in µs, less the time of the loop.
 SYSTEM_CALL = """
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--machine", choices=MACHINES, default=next(iter(MACHINES)), help="which (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=100)
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as share:
         try:
@@ -257,9 +257,9 @@ def main() -> None:
             raise SystemExit(f"failed: {error}") from None
     made = f"{table(rows)}\n\n{wrapped(circumstances(machine, options.rounds, system_call))}"
     print(made)
-    if options.readme:
-        readme = PROJECT / "README.md"
-        readme.write_text(inserted(readme.read_text(), made, (BEGIN, END)))
+    if options.write:
+        page = PROJECT / "docs" / "performance.md"
+        page.write_text(inserted(page.read_text(), made, (BEGIN, END)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ the other. "ping-pong" is the bandwidth with one outstanding message, the only m
 good.
 
 "messages/s" is the rate of messages of 64 bytes in one direction, each posted by a call of its own, or 16 by one call.
---write puts the table into docs/performance.md, and its best and worst row into README.md.
+--write puts the table into docs/performance.md.
 
 Nothing is installed: for a missing peer, the command that installs it is reported.
 """
@@ -28,7 +28,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -505,24 +504,13 @@ def markdown(outcome: Mapping[str, Figures | Missing], rounds: int) -> str:
     return "\n".join(lines)
 
 
-def extremes(outcome: Mapping[str, Figures | Missing]) -> str:
-    """The best and the worst row, for README.md."""
-    each = [(ratio, title, name) for title, _, ratios in compared(outcome) for name, (_, ratio) in ratios.items()]
-    (best, *best_row), (worst, *worst_row) = max(each), min(each)
-    text = "The best and the worst row: {} at {:.1f} times the speed of {}, and {} at {:.2f} times that of {}."
-    units = re.compile(r", (us|GB/s)$")
-    (good, peer), (bad, other) = [(units.sub("", title), name) for title, name in (best_row, worst_row)]
-    return "\n".join(textwrap.wrap(text.format(good, best, peer, bad, worst, other), 120))
-
-
 def written(outcome: Mapping[str, Figures | Missing], rounds: int) -> None:
-    """Put the table and its extremes into the documents."""
+    """Put the table into its page."""
     sys.path.insert(0, str(PROJECT / "tests"))
     from interop.table import inserted
 
-    for path, made in (("docs/performance.md", markdown(outcome, rounds)), ("README.md", extremes(outcome))):
-        document = PROJECT / path
-        document.write_text(inserted(document.read_text(), made, (BEGIN, END)))
+    page = PROJECT / "docs" / "performance.md"
+    page.write_text(inserted(page.read_text(), markdown(outcome, rounds), (BEGIN, END)))
 
 
 def reference(outcome: Mapping[str, Figures | Missing]) -> str | None:

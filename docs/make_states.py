@@ -14,21 +14,24 @@ from rdmacm.verbs import QPAttrMask, QPState, qpstate  # noqa: E402
 
 #: Nearly every state allows these; drawn, they would hide the others.
 EVERYWHERE = (Trigger.DESTROY, Trigger.DEVICE_GONE, Trigger.MIGRATE)
+#: Around a diagram of Mermaid, which the site leaves out, as the tables have it all.
+DIAGRAM, END_OF_DIAGRAM = "<!-- diagram -->", "<!-- diagram: end -->"
 
 
 def render() -> str:
     """The page."""
-    return "\n".join([*ids(), "", *queue_pairs(), "", *connections()]) + "\n"
+    return "\n".join(["# States", "", *ids(), "", *queue_pairs(), "", *connections()]) + "\n"
 
 
 def ids() -> list[str]:
     """The states of an id."""
     out = [
-        "# The states of an id",
+        "## The states of an id",
         "",
         "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/provider/cmstate.py),",
         "which describes each state. Do not edit the page.",
         "",
+        DIAGRAM,
         "```mermaid",
         "stateDiagram-v2",
         "    [*] --> IDLE",
@@ -42,17 +45,20 @@ def ids() -> list[str]:
         "```",
         "",
         f"The diagram leaves out {everywhere}, since nearly every state allows them.",
+        END_OF_DIAGRAM,
         "",
-        "The table has the next state for each call and outcome. A call in an empty cell raises EINVAL, or ENXIO once",
-        "the device is gone.",
+        "The table has the next state for each call and outcome. A call that the row of a state does not have raises",
+        "EINVAL, or ENXIO once the device is gone.",
         "",
+        "| state | next state, and what leads to it |",
+        "|---|---|",
     ]
-    triggers = [t for t in Trigger if any(t in row for row in TRANSITIONS.values())]
-    out.append("| | " + " | ".join(state.name for state in State) + " |")
-    out.append("|---" * (len(State) + 1) + "|")
-    for trigger in triggers:
-        cells = [TRANSITIONS[state].get(trigger) for state in State]
-        out.append(f"| {trigger.value} | " + " | ".join(after.name if after else "" for after in cells) + " |")
+    for state, row in TRANSITIONS.items():
+        leading: dict[State, list[str]] = {}
+        for trigger, after in row.items():
+            leading.setdefault(after, []).append(trigger.value)
+        cell = "; ".join(f"**{after.name}**: {', '.join(triggers)}" for after, triggers in leading.items())
+        out.append(f"| {state.name} | {cell} |")
     out += ["", "| option | may be set in |", "|---|---|"]
     for option, states in OPTION_STATES.items():
         out.append(f"| {option} | " + ", ".join(state.name for state in State if state in states) + " |")
@@ -62,10 +68,11 @@ def ids() -> list[str]:
 def queue_pairs() -> list[str]:
     """The states of a queue pair, and the attributes of each transition."""
     out = [
-        "# The states of a queue pair",
+        "## The states of a queue pair",
         "",
         "From the table of [`verbs/qpstate.py`](../src/rdmacm/verbs/qpstate.py), which describes each state.",
         "",
+        DIAGRAM,
         "```mermaid",
         "stateDiagram-v2",
         "    [*] --> RESET",
@@ -76,8 +83,9 @@ def queue_pairs() -> list[str]:
         out.append(f"    {before.name} --> {after.name}{types}")
     out += [
         "```",
+        END_OF_DIAGRAM,
         "",
-        "The diagram leaves out two transitions without attributes: from every state to RESET, and from every state",
+        "Besides these there are two transitions without attributes: from every state to RESET, and from every state",
         "but RESET to ERR. The device enters SQE by itself. Any other transition raises EINVAL.",
         "",
         "| transition | type | required besides STATE | optional |",
@@ -102,7 +110,7 @@ def queue_pairs() -> list[str]:
 def connections() -> list[str]:
     """The states of a connection in the connection manager, whose table has a row for each transition."""
     out = [
-        "# The states of a connection in the connection manager",
+        "## The states of a connection in the connection manager",
         "",
         "From the tables of [`proto/cm/states.py`](../src/rdmacm/proto/cm/states.py), which describes each state.",
         "Calls, messages and timers move a connection. A message that a state does not list is dropped and counted,",

@@ -12,7 +12,7 @@ import pytest
 from newcomer.pages import ROOT, blocks
 
 #: Pages whose blocks are one program, and pages whose blocks are programs of their own.
-WHOLE, APART = ("docs/porting.md",), ("README.md",)
+WHOLE, APART = ("docs/porting.md",), ("README.md", "docs/resolution.md")
 SETTINGS = """
 [mypy]
 strict = True

@@ -9,11 +9,11 @@ from rdmacm.tools.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "rdmacm"
-PAGES = {path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PAGES = {path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
 
 
 def without_code(text: str) -> str:
-    """The prose of a page, without code and without the tables that programs write into README."""
+    """The prose of a page, without code and without the tables that programs write."""
     text = re.sub(r"^```.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"^<!-- (\w+): made.*?<!-- \1: end -->\n", "", text, flags=re.DOTALL | re.MULTILINE)
 

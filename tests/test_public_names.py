@@ -313,7 +313,7 @@ def test_public_docstrings_refer_to_public_names() -> None:
 
 def test_guides_and_examples_import_public_modules() -> None:
     root = SOURCES.parents[1]
-    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/*.py")]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("examples/*.py")]
     imported = {
         (page.name, module)
         for page in pages

@@ -2,7 +2,7 @@
  *
  * It is one file under both names. The data path is all here: memory, queues, engines, sockets, completions. What needs
  * the host is asked of the server, `rdmacm run` (protocol.h, control.c): devices, sockets, addresses, connections.
- * docs/run.md describes it.
+ * docs/run-design.md describes it.
  */
 #ifndef RDMACM_LIBRARY_H
 #define RDMACM_LIBRARY_H

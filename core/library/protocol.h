@@ -2,8 +2,8 @@
  *
  * The socket is a Unix socket of packets (SOCK_SEQPACKET), whose path is in the environment variable RDMACM_RUN_SOCKET.
  * Each request is one packet, and so is its reply; a connection has one request under way at a time. A process may have
- * several connections. Numbers have the byte order and the alignment of the machine. docs/run.md describes the protocol,
- * src/rdmacm/run/protocol.py is the other side.
+ * several connections. Numbers have the byte order and the alignment of the machine. docs/run-design.md describes the
+ * protocol, src/rdmacm/run/protocol.py is the other side.
  */
 #ifndef RDMACM_PROTOCOL_H
 #define RDMACM_PROTOCOL_H

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +14,7 @@ from rdmacm.doctor import examine
 from rdmacm.doctor.matrix import heat_map, parse
 from rdmacm.doctor.report import page
 from rdmacm.net.tables import Route
+from support.browser import BROWSER, SCHEMES, title
 from support.doctor import Tree, packed
 
 PAIRS = [
@@ -27,9 +26,6 @@ PAIRS = [
 MATRIX = {"hosts": ["n1", "n2"], "pairs": PAIRS}
 #: Elements without an end.
 VOID = {"meta", "path", "rect"}
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 #: Writes what is wider than the page, or than its box, to the document's title.
 MEASURE = """<script>
 const wrong = [], root = document.documentElement;
@@ -131,17 +127,12 @@ def test_round_trips_that_are_none(data: object) -> None:
     assert parse({"pairs": [{"from": "a", "to": "b", "ok": 1, "rtt_us": data}]}).pairs["a", "b"].rtt_us is None
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian package chromium)")
 @pytest.mark.parametrize("width", [1280, 500])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_overflows(text: str, tmp_path: Path, width: int, scheme: str) -> None:
     file = tmp_path / "page.html"
     file.write_text(text.replace("</body>", f"{MEASURE}</body>"))
-    number = "0" if scheme == "dark" else "1"
-    argv = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},2000", "--dump-dom"]
-    argv += [f"--user-data-dir={tmp_path / 'profile'}", f"--blink-settings=preferredColorScheme={number}"]
-    done = subprocess.run([str(BROWSER), *argv, str(file)], capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert found is not None
     background = "rgb(20, 23, 28)" if scheme == "dark" else "rgb(246, 247, 249)"
-    assert found[1] == f'["{background}",[]]'
+    assert title(file.as_uri(), width, scheme, tmp_path / "profile").text == f'["{background}",[]]'

@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """RDMACM_INTEROP_TABLE names the document that gets the table; ``python3 dev.py interop --readme`` sets it."""
+    """RDMACM_INTEROP_TABLE names the document that gets the table; ``python3 dev.py interop --write`` sets it."""
     document = os.environ.get("RDMACM_INTEROP_TABLE")
     outcomes = session.config.stash.get(_outcomes, [])
     if document and outcomes and not hasattr(session.config, "workerinput"):

@@ -134,7 +134,7 @@ class Operation:
     request: Callable[[End], None]
     #: The same as ``request`` where both ends do the same.
     respond: Callable[[End], None]
-    #: Its row of README's table.
+    #: Its row of the table in docs/interop.md.
     row: str
     #: The first Linux whose rdma_rxe has it, if that is not the oldest of these tests. Runs if it is named.
     since: tuple[int, int] | None = None
@@ -155,7 +155,7 @@ _LOCAL, _READ, _WRITE, _ATOMIC = Access.LOCAL_WRITE, Access.REMOTE_READ, Access.
 
 _BINDABLE = Access.LOCAL_WRITE | Access.MW_BIND
 
-#: Rows of README's table.
+#: Rows of the table in docs/interop.md.
 _SENDS = "SEND, with immediate data, with invalidate: 0 to 100,000 bytes"
 _RDMA = "RDMA WRITE, with immediate data, and READ: 0 to 100,000 bytes"
 _ATOMICS = "atomics"

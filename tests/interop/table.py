@@ -1,4 +1,4 @@
-"""README's table of the tests with librdmacm and rdma_rxe, made from their outcomes.
+"""The table of docs/interop.md: the tests with librdmacm and rdma_rxe, made from their outcomes.
 
 A test takes part by ``@pytest.mark.cell("what is done", "which end we are")``; the table counts its parameters.
 """
@@ -16,7 +16,7 @@ __all__ = ["Kernel", "Outcome", "inserted", "table", "wrapped"]
 ENDS = {"passive": "librdmacm calls, we answer", "active": "we call, librdmacm answers"}
 #: The end of a test in which our device is both active and passive.
 BOTH = "both"
-BEGIN, END = "<!-- interop: made by python3 dev.py interop --readme -->", "<!-- interop: end -->"
+BEGIN, END = "<!-- interop: made by python3 dev.py interop --write -->", "<!-- interop: end -->"
 
 
 @dataclass(frozen=True, slots=True)

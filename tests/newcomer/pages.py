@@ -81,8 +81,9 @@ class Block:
 
 
 def pages() -> dict[str, Path]:
-    """README.md and the pages in docs/, by their path in the project."""
-    return {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+    """README.md and the pages in docs/, by their path in the project; without the lessons, which tests/course reads."""
+    found = [path for path in sorted(ROOT.glob("docs/**/*.md")) if not re.match(r"\d-", path.name)]
+    return {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *found)}
 
 
 def blocks(page: Path) -> list[Block]:

@@ -66,7 +66,7 @@ class EachTerminal:
 
 
 VIRTUAL_MACHINE = NotRun("starts a virtual machine, which takes minutes to make")
-QUIET = NotRun("its server is not heard when it begins to listen; test_ping.py of docs/run.md does the same")
+QUIET = NotRun("its server is not heard when it begins to listen; test_ping.py of docs/ci.md does the same")
 
 #: The commands that are not simply typed, one after the other, in one terminal for each page.
 COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
@@ -82,8 +82,8 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     ),
     "python3 dev.py interop --machine qemu": VIRTUAL_MACHINE,
     "python3 dev.py interop --machine both": VIRTUAL_MACHINE,
-    "python3 dev.py interop --readme": VIRTUAL_MACHINE,
-    "python3 dev.py bench guest --readme": VIRTUAL_MACHINE,
+    "python3 dev.py interop --write": VIRTUAL_MACHINE,
+    "python3 dev.py bench guest --write": VIRTUAL_MACHINE,
     "python3 dev.py bench programs --write": VIRTUAL_MACHINE,
     "tests/interop/guest": VIRTUAL_MACHINE,
     "tests/interop/guest 'rdma link; soft python3 -m rdmacm devices'": VIRTUAL_MACHINE,
@@ -106,7 +106,8 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "pytest -q test_ping.py": Needs("rping"),
 }
 
-PAGES = {name: path for name, path in pages().items() if steps(path)}
+#: Without the course, whose lessons tests/course follows.
+PAGES = {name: path for name, path in pages().items() if steps(path) and not name.startswith("docs/course/")}
 
 
 def commands(page: str) -> list[str]:

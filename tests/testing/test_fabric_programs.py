@@ -342,7 +342,7 @@ def three_clients() -> list[bytes]:
 
 
 def pair_of_asyncio() -> None:
-    """As docs/connections.md has it, in one program."""
+    """As docs/asyncio.md has it, in one program."""
 
     async def reverse(connection: aio.AsyncConnection) -> None:
         async for message in connection:
