@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import logging
 import os
 import select
 import socket
@@ -12,7 +13,8 @@ import threading
 import pytest
 
 import rdmacm
-from rdmacm import AddrInfo, CmEventType, CmId, EventChannel, PortSpace, RaiFlag, State
+from rdmacm import AddrInfo, CmEvent, CmEventType, CmId, EventChannel, PortSpace, RaiFlag, State
+from rdmacm.cmid import acks
 from rdmacm.testing import MemoryNetwork, memory_provider
 from support.world import World
 
@@ -167,6 +169,30 @@ def test_destroy_waits_for_unacknowledged_events(world: World) -> None:
     assert destroyed.wait(10)
     for thread in threads:
         thread.join()
+
+
+def test_wait_for_an_event_that_is_forgotten_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(acks, "_LATENCY", 0.001)
+    cmid = CmId(world.channel)
+    cmid.write_cm_event()
+    events: list[CmEvent] = []
+    thread = threading.Thread(target=lambda: events.append(world.channel.get_event(0)))
+    thread.start()
+    thread.join()
+    # The thread has ended, and its event is acknowledged once the warning is there.
+    told = caplog.handler.emit
+
+    def tell(record: logging.LogRecord) -> None:
+        told(record)
+        events[0].ack()
+
+    monkeypatch.setattr(caplog.handler, "emit", tell)
+    cmid.destroy()
+    assert [record.getMessage() for record in caplog.records] == [
+        "destroy_id waits for another thread to ack() an event that it has fetched (rdmacm doctor C4)"
+    ]
 
 
 def test_destroy_detects_a_self_deadlock(world: World) -> None:

@@ -268,6 +268,9 @@ static size_t take(struct cq *cq, struct rdmacm_entry *entries, size_t most) {
     rdmacm_leave();
     if (is_idle)
         rdmacm_wire_yield(wire);
+    for (size_t i = 0; i < count; i++)
+        if (entries[i].completion.status == RDMACM_WC_RETRY_EXC_ERR)
+            qp_tell_hole(entries[i].qp_num);
     return count;
 }
 

@@ -184,7 +184,7 @@ bool faults_take(struct rdmacm_wire *wire, int fd, const struct rdmacm_route *ro
         struct rdmacm_route copy = *route;
         if (!size)
             continue;
-        rdmacm_wire_count_sent(wire, 1, size);
+        rdmacm_wire_count_sent(wire, route, 1, size);
         if (delay > 0)
             hold(fd, route, packet, size);
         else

@@ -113,6 +113,7 @@ struct qp {
     struct ibv_qp_cap cap;
     struct ibv_qp_attr attr; /* as they were set */
     bool signals_all;
+    bool has_told_hole;
     bool is_draining; /* listed by process_drain() */
     unsigned groups; /* that it is attached to */
     struct batch *batch; /* requests between wr_start and wr_complete */
@@ -215,6 +216,8 @@ void report_async(struct ibv_context *context, const struct ibv_async_event *eve
 void report_completions(struct cq *cq);
 /* A queue pair has failed. With the mutex. */
 void qp_failed(struct qp *qp);
+/* Tell the server, once, if a queue pair has failed as long packets do not arrive. Not with the mutex. */
+void qp_tell_hole(uint32_t qp_num);
 /* Whether a queue pair in SQD has requests that had begun. With the mutex. */
 bool qp_is_draining(const struct qp *qp);
 /* Free a request's pin. */

@@ -121,7 +121,7 @@ static struct rdmacm_wire *open_wire(void) {
     if (!made)
         return NULL;
     made->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-    made->is_enabled = made->shares_port = true;
+    made->is_enabled = made->shares_port = made->asks_peers = true;
     made->settle = process_settle;
     made->between = start_between();
     counters_start(made);

@@ -38,6 +38,8 @@ enum {
                           payload. All programs have the same, so that it keeps their order */
     RUN_COUNTERS,      /* no body; the reply has none, but memory of the program that the server can read, where it counts
                           its packets: struct shared_counters of objects.h, all 0 */
+    RUN_HOLE,          /* struct run_hole: a connection has failed, as long packets do not arrive. The server tells the
+                          user. The reply has no body */
 };
 
 struct run_request {
@@ -117,6 +119,14 @@ struct run_group {
     uint8_t gid[16];
     uint32_t ifindex; /* of the device's interface */
     uint32_t reserved;
+};
+
+/* Lengths of packets, as IP counts them. */
+struct run_hole {
+    uint8_t remote[16];      /* the peer's address */
+    uint32_t address_length; /* 4 or 16 */
+    uint32_t qp_num;
+    uint32_t arrived, lost; /* of a packet that the peer has answered, and of the longest of the message */
 };
 
 /* The hints of rdma_getaddrinfo(3). */

@@ -493,6 +493,29 @@ void qp_failed(struct qp *qp) {
     }
 }
 
+/* Bytes of a packet, as IP counts them, without extended headers and payload. */
+static uint32_t headers_of(bool is_ipv6) { return (is_ipv6 ? 40u : 20u) + 8 + RDMACM_BTH_LENGTH + RDMACM_ICRC_LENGTH; }
+
+void qp_tell_hole(uint32_t qp_num) {
+    struct run_hole hole = {.qp_num = qp_num};
+    rdmacm_enter();
+    const struct rdmacm_known *known = rdmacm_wire_find(process_wire(), qp_num);
+    struct qp *qp = known && known->conn ? known->conn->owner : NULL;
+    bool is_hole = qp && !qp->has_told_hole && rdmacm_wire_has_hole(qp->conn);
+    if (is_hole) {
+        const struct rdmacm_conn *conn = qp->conn;
+        uint32_t headers = headers_of(conn->route.is_ipv6), mtu = conn->rc->path_mtu, length = conn->asked_length;
+        qp->has_told_hole = true;
+        hole.address_length = conn->route.is_ipv6 ? 16 : 4;
+        memcpy(hole.remote, conn->remote, hole.address_length);
+        hole.arrived = headers + RDMACM_RETH_LENGTH;
+        hole.lost = headers + (length < mtu ? length : mtu);
+    }
+    rdmacm_leave();
+    if (is_hole)
+        control(RUN_HOLE, 0, &hole, sizeof hole, NULL, 0);
+}
+
 EXPORT int ibv_destroy_qp(struct ibv_qp *ibv) {
     struct qp *qp = qp_of(ibv);
     rdmacm_enter();

@@ -307,6 +307,7 @@ static PyObject *get_deadline(Engine *self, void *Py_UNUSED(closure)) {
 }
 
 ENGINE_GETTER(get_to_send, int, rdmacm_rc_to_send(&self->rc), PyLong_FromLong)
+ENGINE_GETTER(get_sent_again, long, self->rc.retry_cnt - self->rc.retries_left, PyLong_FromLong)
 ENGINE_GETTER(get_drained, bool, !self->rc.outstanding_count, PyBool_FromLong)
 
 static PyObject *get_peer_activity(Engine *self, void *Py_UNUSED(closure)) {
@@ -334,6 +335,7 @@ static PyGetSetDef engine_getset[] = {
     {"to_send", (getter)get_to_send, NULL, NULL, NULL},
     {"drained", (getter)get_drained, NULL, NULL, NULL},
     {"peer_activity", (getter)get_peer_activity, NULL, NULL, NULL},
+    {"sent_again", (getter)get_sent_again, NULL, NULL, NULL},
     {"failure", (getter)get_failure, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -453,9 +453,10 @@ static PyObject *wire_take_traffic(Wire *self, PyObject *Py_UNUSED(ignored)) {
     struct rdmacm_traffic traffic = {0};
     if (self->wire)
         CORE_DO(traffic = self->wire->tally->traffic; self->wire->tally->traffic = (struct rdmacm_traffic){0});
-    return Py_BuildValue("KKKKK", (unsigned long long)traffic.sent_packets, (unsigned long long)traffic.sent_bytes,
+    return Py_BuildValue("KKKKKKK", (unsigned long long)traffic.sent_packets, (unsigned long long)traffic.sent_bytes,
                          (unsigned long long)traffic.received_packets, (unsigned long long)traffic.received_bytes,
-                         (unsigned long long)traffic.unsent_packets);
+                         (unsigned long long)traffic.unsent_packets, (unsigned long long)traffic.sent_multicast,
+                         (unsigned long long)traffic.received_multicast);
 }
 
 static PyObject *wire_take_strays(Wire *self, PyObject *Py_UNUSED(ignored)) {

@@ -94,7 +94,7 @@ enum { RDMACM_CONTROL_SPACE = 160 };
 
 /* How packets to an address are sent. */
 struct rdmacm_route {
-    bool is_ipv6;
+    bool is_ipv6, is_multicast;
     struct sockaddr_storage address;
     socklen_t address_length;
     _Alignas(struct cmsghdr) uint8_t control[RDMACM_CONTROL_SPACE]; /* room for the segment size is behind it */
@@ -168,6 +168,9 @@ struct rdmacm_conn {
     bool told_failed; /* whether the owner was told that its engine has failed */
     bool told_send_failed; /* the same of its send queue */
     bool tell_first;  /* whether the owner wants to know of the next packet that is accepted */
+    /* Of a connection whose peer was asked: the PSN and the length of the oldest request then, and the answers before. */
+    bool has_asked;
+    uint32_t asked_psn, asked_length, asked_answers;
     bool in_acks, in_ready, in_events, in_timers;
     struct rdmacm_conn *next_ack, *next_ready, *next_event;
     struct rdmacm_conn *next_timer, *previous_timer;
@@ -191,6 +194,10 @@ struct rdmacm_ud_end {
     int fds[2]; /* packets leave from this socket of IPv4, and that of IPv6; -1: none */
     const struct rdmacm_addresses *addresses; /* that packets are accepted at */
 };
+
+/* Whether a connection has failed because long packets do not arrive: the peer has answered short ones meanwhile, if the
+ * wire asks peers. */
+bool rdmacm_wire_has_hole(const struct rdmacm_conn *conn);
 
 /* -- the wire -------------------------------------------------------------------------------------------------------- */
 
@@ -263,6 +270,7 @@ struct rdmacm_tally {
     /* What has passed the sockets, packets of trains one by one, and what the system has refused to send. */
     struct rdmacm_traffic {
         uint64_t sent_packets, sent_bytes, received_packets, received_bytes, unsent_packets;
+        uint64_t sent_multicast, received_multicast; /* those of these packets that are of a group */
     } traffic;
     uint64_t strays[RDMACM_STRAYS]; /* packets that nobody needs to know of: they do not make the owner look */
     struct rdmacm_wire_counts {
@@ -281,6 +289,7 @@ struct rdmacm_wire {
     int recent;  /* the descriptor where the last packet arrived; -1: none */
     int poll_fd; /* an epoll descriptor of all descriptors that the owner reads */
     bool is_enabled;     /* false: every packet is the owner's */
+    bool asks_peers; /* whether a peer that has acknowledged nothing in time is asked with a short packet */
     bool may_defer_acks; /* whether somebody but `service` sends them soon if the caller does not come back */
     uint64_t deferrals;  /* how often one was deferred for that, or would have been if it were allowed */
     _Atomic(uint64_t) calls; /* of those who make progress */
@@ -408,7 +417,7 @@ size_t rdmacm_wire_copy_packet(const struct rdmacm_out *out, const struct rdmacm
 /* Packets of a datagram. */
 size_t rdmacm_wire_packets_of(const struct rdmacm_datagram *datagram);
 /* Count packets that were sent. */
-void rdmacm_wire_count_sent(struct rdmacm_wire *wire, size_t packets, size_t bytes);
+void rdmacm_wire_count_sent(struct rdmacm_wire *wire, const struct rdmacm_route *route, size_t packets, size_t bytes);
 /* Count a packet or train that was not sent or read, by its errno. */
 void rdmacm_wire_count_lost(struct rdmacm_wire *wire, int code);
 /* Pass on what the engine of a queue pair has to say. */

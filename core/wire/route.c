@@ -15,7 +15,8 @@
 
 void rdmacm_route_init(struct rdmacm_route *route, const uint8_t *remote, bool is_ipv6, uint16_t port, uint32_t scope,
                        size_t train) {
-    *route = (struct rdmacm_route){.is_ipv6 = is_ipv6, .train = train};
+    bool is_multicast = is_ipv6 ? remote[0] == 0xFF : remote[0] >> 4 == 0xE;
+    *route = (struct rdmacm_route){.is_ipv6 = is_ipv6, .is_multicast = is_multicast, .train = train};
     if (is_ipv6) {
         struct sockaddr_in6 *address = (struct sockaddr_in6 *)&route->address;
         address->sin6_family = AF_INET6;
@@ -97,9 +98,11 @@ size_t rdmacm_wire_packets_of(const struct rdmacm_datagram *datagram) {
     return datagram->segment ? (datagram->bytes + datagram->segment - 1) / datagram->segment : 1;
 }
 
-void rdmacm_wire_count_sent(struct rdmacm_wire *wire, size_t packets, size_t bytes) {
+void rdmacm_wire_count_sent(struct rdmacm_wire *wire, const struct rdmacm_route *route, size_t packets, size_t bytes) {
     wire->tally->traffic.sent_packets += packets;
     wire->tally->traffic.sent_bytes += bytes;
+    if (route->is_multicast)
+        wire->tally->traffic.sent_multicast += packets;
 }
 
 static void count_unsent(struct rdmacm_wire *wire, int code, size_t packets) {
@@ -127,7 +130,7 @@ static bool send_singly(struct rdmacm_wire *wire, int fd, struct rdmacm_route *r
             count_unsent(wire, code, 1);
             is_sent = false;
         } else {
-            rdmacm_wire_count_sent(wire, 1, piece.iov_len);
+            rdmacm_wire_count_sent(wire, route, 1, piece.iov_len);
         }
     }
     return is_sent;
@@ -154,7 +157,7 @@ void rdmacm_wire_send(struct rdmacm_wire *wire, int fd, struct rdmacm_route *rou
     }
     int code = send_message(fd, &message);
     if (!code) {
-        rdmacm_wire_count_sent(wire, rdmacm_wire_packets_of(datagram), datagram->bytes);
+        rdmacm_wire_count_sent(wire, route, rdmacm_wire_packets_of(datagram), datagram->bytes);
         return;
     }
     if (datagram->segment && RDMACM_IS_NO_TRAIN(code)) {

@@ -269,6 +269,31 @@ void rdmacm_wire_arm_timer(struct rdmacm_conn *conn) {
     }
 }
 
+/* Every link carries packets with so much payload: the smallest path MTU. */
+enum { SHORT = 256 };
+
+static void ask_peer(struct rdmacm_conn *conn) {
+    struct rdmacm_wire *wire = conn->wire;
+    struct rdmacm_rc *rc = conn->rc;
+    if (rc->failed || rc->rnr_waiting || !rc->outstanding_count)
+        return;
+    if (!conn->has_asked || conn->asked_psn != rc->unacked_psn) {
+        conn->has_asked = true;
+        conn->asked_psn = rc->unacked_psn;
+        conn->asked_length = RDMACM_RING_AT(rc, sends, 0)->length;
+        conn->asked_answers = rc->stray_answers;
+    }
+    rdmacm_rc_build_probe(rc, &wire->out);
+    for (size_t i = 0; i < wire->out.datagrams_count; i++)
+        rdmacm_wire_send(wire, conn->fd, &conn->route, &wire->out.datagrams[i]);
+}
+
+bool rdmacm_wire_has_hole(const struct rdmacm_conn *conn) {
+    const struct rdmacm_rc *rc = conn->rc;
+    return rc && rc->failure == RDMACM_WC_RETRY_EXC_ERR && conn->has_asked && conn->asked_psn == rc->unacked_psn &&
+           conn->asked_answers != rc->stray_answers && conn->asked_length > SHORT;
+}
+
 void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
     if (now < wire->timers_due)
         return;
@@ -285,7 +310,10 @@ void rdmacm_wire_call_timers(struct rdmacm_wire *wire, double now) {
                     rdmacm_wire_list_event(conn, RDMACM_EVENT_TIMER);
                 continue;
             }
+            bool is_late = !rc->rnr_waiting;
             rdmacm_rc_timer(rc, now);
+            if (is_late && wire->asks_peers)
+                ask_peer(conn);
             list_ready(conn); /* its turn passes on what has changed */
         }
         if (!rc->has_deadline)
@@ -562,7 +590,7 @@ static void read_control(struct msghdr *message, struct rdmacm_received *from) {
 }
 
 /* Read a datagram to the buffer; 1: one was read, 0: there is none, -1: an error, which errno says. */
-static int receive_one(struct rdmacm_wire *wire, int fd, struct rdmacm_received *from) {
+static int receive_one(struct rdmacm_wire *wire, int fd, bool is_group, struct rdmacm_received *from) {
     _Alignas(struct cmsghdr) uint8_t control[128];
     struct iovec piece = {.iov_base = wire->buffer, .iov_len = sizeof wire->buffer};
     struct msghdr message = {
@@ -583,8 +611,11 @@ static int receive_one(struct rdmacm_wire *wire, int fd, struct rdmacm_received 
     read_control(&message, from);
     if (from->segment >= from->size)
         from->segment = 0;
-    wire->tally->traffic.received_packets += from->segment ? (from->size + from->segment - 1) / from->segment : 1;
+    uint64_t packets = from->segment ? (from->size + from->segment - 1) / from->segment : 1;
+    wire->tally->traffic.received_packets += packets;
     wire->tally->traffic.received_bytes += from->size;
+    if (is_group)
+        wire->tally->traffic.received_multicast += packets;
     return 1;
 }
 
@@ -619,7 +650,7 @@ size_t rdmacm_wire_receive(struct rdmacm_wire *wire, int fd, size_t most_left) {
     struct rdmacm_group *group = source->group;
     for (int errors = 0; count < limit && wire->arrivals_count < most_left;) {
         struct rdmacm_received from;
-        int found = receive_one(wire, fd, &from);
+        int found = receive_one(wire, fd, group != NULL, &from);
         if (found < 0) {
             if (errno == EINTR)
                 continue;

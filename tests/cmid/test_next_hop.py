@@ -42,6 +42,7 @@ def test_connected_id_reports_another_hardware_address_of_its_peer_once(both: En
     event = both.a.event(CmEventType.UNREACHABLE)
     assert (event.id, event.status) == (active, -errno.ETIMEDOUT)
     assert "10.0.0.2 has another hardware address: 02:00:00:00:00:99, before" in event.message
+    assert event.message.endswith("(rdmacm doctor C5)")
     assert both.a.quiet()
     assert both.b.quiet(), "the passive side has not resolved its peer"
     report(both, mac_of_b(both))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import socket
 import threading
@@ -12,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from rdmacm import listen
-from rdmacm.doctor import Host, collect, examine
+from rdmacm.doctor import Host, Quiet, collect, examine
 from rdmacm.doctor.ask import ask
-from rdmacm.doctor.view import Target, packed
+from rdmacm.doctor.view import Attempt, Target, packed
 from rdmacm.explanation import Explanation, RouteUsed
 from rdmacm.net.tables import Tables
 from support import netns
 from support.doctor import Tree, fires, silent
+from support.listeners import rejecting
 from support.netns import TwoHosts, needs_netns, two_hosts
 
 pytestmark = needs_netns
@@ -121,9 +124,12 @@ def test_port_is_taken(net: TwoHosts) -> None:
 
 
 def test_privileged_port(net: TwoHosts) -> None:
-    host = replace(seen(net.a), target=Target(port=80))
-    fires(replace(host, capabilities=0), "A9", "port 80 is below 1024", "setcap")
-    silent(replace(host, capabilities=1 << 10), "A9")
+    """A process without the capability is in test_tool.py."""
+    host = seen(net.a, port=80)
+    silent(host, "A9")
+    fires(replace(host, capabilities=0, target=Target(port=80)), "A9", "port 80 is below 1024", "setcap")
+    denied = Attempt(False, "bind_addr", errno.EACCES, 0, "port 80 is privileged")
+    fires(replace(host, target=Target(port=80, attempt=denied)), "A9", "port 80 is privileged")
     silent(replace(host, capabilities=0, target=Target(port=7471)), "A9")
 
 
@@ -241,6 +247,59 @@ def test_application_refuses(net: TwoHosts) -> None:
                 assert examine(host).findings == []
             else:
                 fires(host, "J3", "reason 28", "the log of the listener")
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "texts"),
+    [("J2", 10, ("reason 10", "timewait")), ("J5", 4, ("reason 4", "max_wr")), ("J2", 8, ()), ("J5", 8, ())],
+)
+def test_peer_rejects(net: TwoHosts, rule: str, reason: int, texts: tuple[str, ...]) -> None:
+    """A REJ on the wire, of a peer that is not rdmacm: J2 fires, and J5; J6 says what an errno of that number is."""
+    with rejecting(net.b, "10.7.0.2", reason):
+        host = seen(net.a, "10.7.0.2", port=7471)
+    if not texts:
+        silent(host, "J2")
+        silent(host, "J5")
+    elif rule == "J2":
+        fires(host, "J2", *texts)
+    else:
+        fires(host, "J5", *texts)
+    text = f'status {reason} of REJECTED is a reason; as an errno, a program prints "{os.strerror(reason)}"'
+    fires(host, "J6", text, note=True)
+
+
+def test_no_reject(net: TwoHosts) -> None:
+    host = seen(net.a, "10.7.0.2", port=7471)  # nobody has the port
+    for rule in (silent(host, "J2"), silent(host, "J5"), silent(host, "J6")):
+        assert isinstance(rule, Quiet)
+    silent(seen(net.a, "10.7.0.2"), "J6")
+
+
+def test_gateway(net: TwoHosts, tmp_path: Path) -> None:
+    net.a.ip("route", "add", "10.3.0.0/16", "via", "10.7.0.2")
+    for node in ("10.3.0.1", "10.7.0.2"):
+        host = seen(net.a, node)
+        host = replace(with_kernel(host, Tree(tmp_path / node), node), target=host.target)
+        if node == "10.3.0.1":
+            fires(host, "G5", "10.3.0.1 is behind the gateway 10.7.0.2", note=True)
+        else:
+            silent(host, "G5")
+
+
+def test_rails_of_a_host(net: TwoHosts, tmp_path: Path) -> None:
+    """Two rails, and a peer in the subnet of one of them, by the tables of the system."""
+    net.topology.link(net.a, "wa", net.b, "wb", addresses_a=("10.8.0.1/24",), addresses_b=("10.8.0.2/24",))
+    tree = Tree(tmp_path)
+    tree.device("mlx5_1", "mlx5_core")
+
+    def rails(node: str) -> Host:
+        host = with_kernel(seen(net.a), tree, node)
+        other = replace(host.devices[0], name="mlx5_1", parent="wa")
+        return replace(host, devices=(*host.devices, other))
+
+    fires(rails("10.8.0.2"), "G9", "10.8.0.2 is on the way of wa, and va has no route to it", note=True)
+    net.a.ip("route", "add", "10.8.0.2", "via", "10.7.0.2", "table", "77")
+    silent(rails("10.8.0.2"), "G9")
 
 
 def test_nothing_comes_back(net: TwoHosts) -> None:

@@ -1,12 +1,14 @@
-"""Rules D1 to D9 and N1 to N7, by trees of /sys, /proc and /dev for adapters that this machine does not have."""
+"""Rules D1 to D9, N1 to N7 and C4, by trees of /sys, /proc and /dev for adapters that this machine does not have."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rdmacm.doctor import RULES, Found, examine
+from rdmacm.doctor.descriptors import is_readable
 from support.doctor import Tree, fires, link_local, silent
 
 ZERO = ("::", "")
@@ -185,3 +187,49 @@ def test_kernel_without_namespaces(tree: Tree) -> None:
     silent(tree.host(), "N7")
     tree.write("proc/sys/kernel/osrelease", "4.15.0-213-generic")
     fires(tree.host(), "N7", "Linux 4.15", "4.19")
+
+
+def test_devices_of_one_name_in_two_namespaces(tree: Tree) -> None:
+    def process(pid: str, namespace: int, sees: str) -> None:
+        tree.link(f"proc/{pid}/ns/net", f"net:[{namespace}]")
+        if sees:
+            (tree.root / f"proc/{pid}/root/sys/class/infiniband/{sees}").mkdir(parents=True)
+        else:
+            tree.link(f"proc/{pid}/root/sys", str(tree.root / "sys"))
+
+    tree.link("proc/self/ns/net", "net:[1]")
+    process("76", 1, "mlx5_0")  # of this namespace, in another mount namespace
+    process("77", 2, "mlx5_1")
+    process("78", 3, "")  # has the sysfs of this namespace
+    silent(tree.host(), "N6")
+    tree.write("sys/module/ib_core/parameters/netns_mode", "N")
+    silent(tree.host(), "N6")
+    process("79", 4, "mlx5_0")
+    fires(tree.host(), "N6", "mlx5_0 is here and in the network namespace of process 79", "rdma dev set", note=True)
+    tree.write("sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode", "RoCE v2")
+    fires(tree.host(), "N6", "/sys/kernel/config/rdma_cm/mlx5_0 is one for both")
+
+
+def test_events_that_nobody_reads(tree: Tree) -> None:
+    """A pipe of this process has the place of a channel of rdma_cm."""
+    reader, writer = os.pipe()
+    try:
+        tree.write(f"proc/{os.getpid()}/comm", "server")
+        tree.link(f"proc/{os.getpid()}/fd/{reader}", "/dev/infiniband/rdma_cm")
+        silent(tree.host(), "C4")
+        os.write(writer, b"event")
+        if not is_readable(os.getpid(), reader):
+            pytest.skip("needs pidfd_getfd(2)")
+        fires(tree.host(), "C4", f"process {os.getpid()} (server) does not read", f"gdb -p {os.getpid()}", note=True)
+        os.read(reader, 5)
+        silent(tree.host(), "C4")
+        tree.remove("dev/infiniband/rdma_cm")
+        assert "no /dev/infiniband/rdma_cm" in str(silent(tree.host(), "C4"))
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_no_descriptor_of_a_process_that_is_gone() -> None:
+    assert not is_readable(1 << 22, 0)
+    assert not is_readable(os.getpid(), 1 << 20)

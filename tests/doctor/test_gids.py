@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from socket import AF_INET
 
 import pytest
 
 from rdmacm.doctor.view import CAP_SYS_PTRACE, Attempt, Target
-from rdmacm.explanation import Explanation, RouteUsed
-from support.doctor import MAC, Tree, fires, link_local, silent
+from rdmacm.explanation import Candidate, Explanation, RouteUsed
+from rdmacm.net.tables import Route
+from support.doctor import MAC, Tree, fires, link_local, packed, silent
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 CONFIG = "sys/kernel/config/rdma_cm/mlx5_0/ports/1"
@@ -28,6 +30,13 @@ def infiniband(tmp_path: Path) -> Tree:
     tree.gids("mlx5_0", ("fe80::c42:a103:11:2233", "IB/RoCE v1", "ib0"))
     tree.tables.add(3, "ib0", "10.1.0.1/24", mac=bytes(20), arp_type=32)
     return tree
+
+
+def chosen(device: str, path_mtu: int = 1024) -> Target:
+    """A destination to which rdma_cm takes a device."""
+    row = Candidate("10.0.0.2", "10.0.0.1", device, 1, 3, "::ffff:10.0.0.1", True, True, "route", "")
+    explanation = Explanation("10.0.0.2", None, "kernel", candidates=(row,), path={"mtu": path_mtu})
+    return Target("10.0.0.2", explanation=explanation)
 
 
 def to(node: str, gateway: str | None = None, mtu: int = 1500, path_mtu: int = 1024) -> Target:
@@ -74,6 +83,28 @@ def test_device_has_roce_v1_only(tree: Tree) -> None:
 def test_gateway_before_the_destination(tree: Tree) -> None:
     silent(replace(tree.host(), target=to("10.0.0.2")), "G5")
     fires(replace(tree.host(), target=to("10.3.0.1", gateway="10.0.0.254")), "G5", "10.0.0.254", note=True)
+
+
+def test_rails_that_are_not_routed_to_each_other(tree: Tree) -> None:
+    """Two rails of one host; the peer's address is in the subnet of the first."""
+    tree.device("mlx5_1", "mlx5_core")
+    tree.tables.add(3, "eth1", "10.1.0.1/24", mac=MAC[:5] + b"\x44")
+    tree.gids("mlx5_1", ("::ffff:10.1.0.1", V2, "eth1"))
+    tree.tables.lines += [
+        Route(AF_INET, "unicast", "10.0.0.0/24", 2, None, None, 254),
+        Route(AF_INET, "unicast", "10.1.0.0/24", 3, None, None, 254),
+    ]
+    silent(tree.host(), "G9")
+    peer = Target("10.0.0.2", addresses=(packed("10.0.0.2"),))
+    fires(replace(tree.host(), target=peer), "G9", "on the way of eth0, and eth1 has no route", note=True)
+    fires(replace(tree.host(), target=replace(peer, source="10.1.0.1")), "G9", "NCCL_CROSS_NIC=0", "dev eth1")
+    fires(replace(tree.host(), target=replace(peer, source="10.0.0.1")), "G9", note=True)
+    # A router joins the rails, by a table of its own.
+    tree.tables.lines.append(Route(AF_INET, "unicast", "default", 3, packed("10.1.0.254"), None, 101))
+    silent(replace(tree.host(), target=peer), "G9")
+    # Nobody has a route: that is another rule's.
+    del tree.tables.lines[:]
+    silent(replace(tree.host(), target=peer), "G9")
 
 
 def test_gids_of_an_old_mac(tree: Tree) -> None:
@@ -188,6 +219,53 @@ def test_tos_with_both_ecn_bits(tree: Tree) -> None:
     fires(tree.host(), "Q3", "107", "echo 106")
 
 
+def test_another_device_than_the_first(tree: Tree) -> None:
+    silent(tree.host(), "Q1")
+    silent(replace(tree.host(), target=chosen("mlx5_0", 4096)), "Q1")
+    text = "path MTU 1024, to 10.0.0.2; without rdma_cm, queue pairs take the port's, 4096"
+    fires(replace(tree.host(), target=chosen("mlx5_0")), "Q1", text, note=True)
+    tree.device("mlx5_1", "mlx5_core")
+    tree.gids("mlx5_1", ("::ffff:10.1.0.1", V2))
+    text = "rdma_cm takes mlx5_1 port 1, path MTU 4096, to 10.0.0.2; without -d, ib_write_bw and others take mlx5_0"
+    fires(replace(tree.host(), target=chosen("mlx5_1", 4096)), "Q1", text, note=True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_found"),
+    [
+        ("NCCL_IB_HCA", "mlx5_0", True),
+        ("NCCL_IB_HCA", "^mlx5_1:1", True),
+        ("NCCL_IB_HCA", "mlx5", False),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1", False),
+        ("UCX_NET_DEVICES", "mlx5_0:1", True),
+        ("UCX_NET_DEVICES", "mlx5:1", False),
+        ("UCX_NET_DEVICES", "eth0", False),
+    ],
+)
+def test_another_device_than_the_environment_names(tree: Tree, variable: str, value: str, is_found: bool) -> None:
+    tree.device("mlx5_1", "mlx5_core")
+    tree.gids("mlx5_1", ("::ffff:10.1.0.1", V2))
+    tree.environment[variable] = value
+    host = replace(tree.host(), target=chosen("mlx5_1", 4096))
+    fires(host, "Q1", f"{variable} names mlx5_0" if is_found else "ib_write_bw", note=not is_found)
+
+
+def test_class_of_one_end(tree: Tree) -> None:
+    silent(tree.host(), "Q4")
+    tree.write(f"{CONFIG}/default_roce_tos", "104")
+    silent(tree.host(), "Q4")
+    tree.environment["UCX_IB_TRAFFIC_CLASS"] = "106"
+    silent(tree.host(), "Q4")  # only the bits of ECN differ
+    tree.environment["NCCL_IB_TC"] = "0"
+    fires(tree.host(), "Q4", "NCCL_IB_TC=0 is DSCP 0", "mlx5_0 that accepts has 26", "echo 0 >")
+    del tree.environment["NCCL_IB_TC"]
+    tree.device("mlx5_1", "mlx5_core")
+    tree.gids("mlx5_1", ("::ffff:10.1.0.1", V2))
+    fires(tree.host(), "Q4", "UCX_IB_TRAFFIC_CLASS=106", "mlx5_1/ports/1/default_roce_tos")
+    tree.environment.clear()
+    fires(tree.host(), "Q4", "of mlx5_0 is 104 (DSCP 26), and ids of mlx5_1 have DSCP 0", note=True)
+
+
 def test_ptrace(tree: Tree) -> None:
     silent(tree.host(), "Q5")
     tree.write("proc/sys/kernel/yama/ptrace_scope", "1")
@@ -195,20 +273,6 @@ def test_ptrace(tree: Tree) -> None:
     tree.write("proc/sys/kernel/yama/ptrace_scope", "2")
     fires(tree.host(), "Q5", "ptrace_scope is 2", "SYS_PTRACE")
     silent(replace(tree.host(), capabilities=1 << CAP_SYS_PTRACE), "Q5")
-
-
-@pytest.mark.parametrize(("rule", "reason"), [("J2", 10), ("J5", 4)])
-def test_reasons_that_no_listener_here_gives(tree: Tree, rule: str, reason: int) -> None:
-    """J1 and J3 are tested with listeners."""
-    refused = replace(to("10.0.0.2"), port=7471, attempt=Attempt(False, "connect", 111, reason, "rejected"))
-    other = replace(refused, attempt=Attempt(False, "connect", 111, 8, "rejected"))
-    if rule == "J2":
-        fires(replace(tree.host(), target=refused), "J2", "reason 10", "timewait")
-        silent(replace(tree.host(), target=other), "J2")
-    else:
-        fires(replace(tree.host(), target=refused), "J5", "reason 4", "max_wr")
-        silent(replace(tree.host(), target=other), "J5")
-    silent(tree.host(), rule)
 
 
 def test_port_is_down(tree: Tree) -> None:

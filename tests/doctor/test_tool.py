@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def test_matrix_that_cannot_be_read(
 
 @needs_netns
 class TestOnAHost:
-    def run(self, host: Host, *argv: str, mounts: str = "") -> tuple[int, dict[str, Any]]:
-        command = [sys.executable, "-m", "rdmacm", "doctor", "--provider", "soft", "--json", *argv]
+    def run(self, host: Host, *argv: str, mounts: str = "", before: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
+        command = [*before, sys.executable, "-m", "rdmacm", "doctor", "--provider", "soft", "--json", *argv]
         if mounts:
             command = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$0" "$@"', *command]
         done = host.run(command, check=False, env=python_environment())
@@ -113,6 +114,14 @@ class TestOnAHost:
         notes = {each["rule"]: each["finding"] for each in found["notes"]}
         assert (status, found["findings"]) == (0, [])
         assert "of 2 addresses of two some do not resolve: 10.7.0.3" in notes["A17"]
+
+    @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (Debian package util-linux)")
+    def test_privileged_port(self, net: TwoHosts) -> None:
+        for port, rules in (("80", ["A9"]), ("7471", [])):
+            _, found = self.run(net.a, "--port", port, before=["setpriv", "--bounding-set=-net_bind_service"])
+            assert [each["rule"] for each in found["findings"]] == rules
+        _, found = self.run(net.a, "--port", "80")
+        assert found["findings"] == []
 
     def test_report(self, net: TwoHosts, tmp_path: Path) -> None:
         file, matrix = tmp_path / "report.html", tmp_path / "matrix.json"

@@ -96,7 +96,7 @@ def test_error_names_the_failed_step() -> None:
 
 
 @pytest.mark.parametrize("operation", ["send", "read"])
-def test_link_that_loses_long_packets_is_recognised(operation: str) -> None:
+def test_link_that_loses_long_packets_is_recognised(operation: str, caplog: pytest.LogCaptureFixture) -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -111,6 +111,22 @@ def test_link_that_loses_long_packets_is_recognised(operation: str) -> None:
         play(fabric, long)
     text = f"packets of up to {arrived} bytes arrive, and one of 1044 does not: a link on the way has a smaller MTU"
     assert text in str(caught.value)
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert f"packets of up to {arrived} bytes arrive, and one of 1044 does not so far: likely a link" in told
+    ends.close(active, passive)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_long_packets_that_are_lost_by_accident_are_not_told(lost: int, caplog: pytest.LogCaptureFixture) -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    left = [LOSE] * lost
+    fabric.faults = lambda packet: left.pop() if len(packet.data) > 500 and left else None
+    play(fabric, send(active, bytes(1000)), receive(passive))
+    assert left == []
+    assert fabric.now > 0.5, "the peer was asked"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
     ends.close(active, passive)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from rdmacm import PortSpace
 from support.filters import add_rules, needs_nft
 from support.listeners import asking_twice, listening
-from support.netns import Host, TwoHosts, needs_netns, three_hosts, two_hosts
+from support.netns import Host, TwoHosts, needs_netns, python_environment, three_hosts, two_hosts
 from support.servers import Server
 
 pytestmark = needs_netns
@@ -324,6 +326,31 @@ def test_watch(net: TwoHosts) -> None:
     assert child.returncode == 130
 
 
+#: What Debian's mpirun is called, beside other ones.
+MPIRUN = shutil.which("mpirun.openmpi")
+#: One of them may have mpi4py.
+PYTHONS = (sys.executable, "/usr/bin/python3")
+
+
+def has_mpi4py(python: str) -> bool:
+    return not subprocess.run([python, "-c", "import mpi4py"], check=False, stderr=subprocess.DEVNULL).returncode
+
+
+#: What stands for a launcher, by its name.
+LAUNCHERS = {
+    "ssh": """#!/bin/sh
+test "$1 $2 $3 $4 $#" = "-o BatchMode=yes -o ConnectTimeout=10 6" || exit 2
+exec ip netns exec "$5" sh -c "$6"
+""",
+    "srun": """#!/bin/sh
+test "$1 $2 $3 $4" = "--overlap -N1 -n1 -w" || exit 2
+host="$5"
+shift 5
+exec ip netns exec "$host" "$@"
+""",
+}
+
+
 class TestAllPairs:
     @pytest.fixture
     def hosts(self, net: TwoHosts, tmp_path: Path) -> str:
@@ -343,6 +370,52 @@ class TestAllPairs:
             (net.b.name, net.a.name),
         }
         assert all(pair["ok"] and pair["step"] is None and pair["rtt_us"] > 0 for pair in found["pairs"])
+
+    @pytest.mark.parametrize("launcher", LAUNCHERS)
+    def test_launchers(self, net: TwoHosts, hosts: str, launcher: str, tmp_path: Path) -> None:
+        """Stand-ins for ssh and srun: they take the arguments that these get, and run the command in a namespace."""
+        program = tmp_path / "bin" / launcher
+        program.parent.mkdir()
+        program.write_text(LAUNCHERS[launcher])
+        program.chmod(0o755)
+        environment = {**python_environment(), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+        environment |= {"SLURM_JOB_ID": "1"} if launcher == "srun" else {}
+        argv = ["-m", "rdmacm", "check", "--all-pairs", hosts, "--remote", f"{sys.executable} -m rdmacm"]
+        done = net.a.python([*argv, "--timeout", "0.7"], check=False, env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        head, *rows = done.stdout.splitlines()
+        assert head.split() == ["from", "\\", "to", net.a.name, net.b.name]
+        assert [row.split()[0] for row in rows[:2]] == [net.a.name, net.b.name]
+        assert {row.split()[1] for row in rows[2:]} == {net.a.name, net.b.name}
+        # A host that the launcher does not reach is told, and the others are checked.
+        Path(hosts).write_text(f"{Path(hosts).read_text()}nowhere 10.7.0.3\n")
+        found = json.loads(net.a.python([*argv, "--timeout", "0.7", "--json"], check=False, env=environment).stdout)
+        failed = {(pair["from"], pair["to"]): pair["step"] for pair in found["pairs"] if not pair["ok"]}
+        assert failed.keys() == {("nowhere", net.a.name), ("nowhere", net.b.name), *((host, "nowhere") for host in
+                                 (net.a.name, net.b.name))}  # fmt: skip
+        assert failed["nowhere", net.a.name] == "start"
+        assert failed[net.a.name, "nowhere"] == "neighbour"
+
+    @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun (Debian package openmpi-bin)")
+    def test_ranks_of_mpi(self, net: TwoHosts, tmp_path: Path) -> None:
+        """Both ranks are at one host, each with an address: Open MPI joins processes of one network namespace."""
+        python = next((each for each in PYTHONS if has_mpi4py(each)), None)
+        if python is None:
+            pytest.skip("needs python3-mpi4py, or mpi4py of PyPI")
+        file = tmp_path / "ranks"
+        file.write_text("zero 10.7.0.1\none 10.7.0.3\n")
+        net.a.ip("address", "add", "10.7.0.3/24", "dev", "va")
+        argv = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", "false", "-n", "2"]
+        argv += [python, "-m", "rdmacm", "check", "--all-pairs", str(file), "--launch", "mpi"]
+        argv += ["--timeout", "0.7", "--json"]
+        done = net.a.run(argv, env=python_environment(), timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["hosts"] == ["zero", "one"]
+        assert {(pair["from"], pair["to"], pair["ok"]) for pair in found["pairs"]} == {
+            ("zero", "one", True),
+            ("one", "zero", True),
+        }
 
     @needs_nft
     def test_report_of_doctor(self, net: TwoHosts, hosts: str, tmp_path: Path) -> None:

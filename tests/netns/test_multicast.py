@@ -184,12 +184,16 @@ def test_messages_to_and_from_a_group_are_the_cores(net: TwoHosts, group: str) -
         core_wire = backend._mux.core_wire
         assert core_wire is not None
         before = core_wire.taken
+        counted = channel.provider.query_counters().traffic
         for number in range(5):
             send(cmid, param, b"number %d" % number)
             assert cmid.get_recv_comp().wr_id == number
             assert bytes(region.buf[100 * number + 40 :][:8]) == b"number %d" % number
         assert backend.core is not None
         assert core_wire.taken == before + 5, "none was left to Python"
+        now = channel.provider.query_counters().traffic
+        names = ("sent_pkts", "multicast_xmit_packets", "rcvd_pkts", "multicast_rcv_packets")
+        assert [now[name] - counted[name] for name in names] == [5, 5, 5, 5]
         cmid.leave_multicast((group, 0))
         cmid.destroy()
         region.close()

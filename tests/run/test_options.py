@@ -18,11 +18,13 @@ from rdmacm.run import protocol
 from rdmacm.run.options import Options
 from rdmacm.run.protocol import Request
 from rdmacm.run.server import Server
+from rdmacm.trace.verdicts import Judge
 from support.clock import Stopwatch, eventually
 from support.netns import TwoHosts, needs_netns, two_hosts
 from support.pcap import roce
 from support.run_client import Channel, Client, Id
 from support.run_programs import Runs, needs_headers
+from support.traces import traced
 
 HOST = "127.0.0.1"
 LOCAL, REMOTE = (socket.inet_aton(host) for host in (HOST, "127.0.0.2"))
@@ -124,6 +126,18 @@ class TestCapture:
         payloads = [found.payload for found in roce(path)]
         assert payloads[0] == first
         assert len(payloads) >= 4  # the request as it was sent, and as it has arrived
+
+    @needs_netns
+    @pytest.mark.usefixtures("net")
+    def test_icmp_errors_about_requests(self, client: Client, path: Path) -> None:
+        channel = Channel(client)
+        active = Id(channel, 1)
+        active.resolve("10.7.0.2", 7471)  # nobody there has opened a device
+        active.connect(ConnParam(qp_num=5))
+        assert channel.get_event().type is CmEventType.UNREACHABLE
+        tracer, _ = traced(path.read_bytes())
+        (found,) = (Judge(tracer).verdict(each) for each in tracer.found())
+        assert (found.rule, "UDP port 4791 is closed" in found.text) == ("C1", True)
 
     def test_a_train_is_cut_and_nonsense_is_ignored(self, client: Client, path: Path) -> None:
         _, _, fds = client.ask_all(Request.TAP)

@@ -81,6 +81,12 @@ class Tree:
         path.write_text(f"{text}\n")
         return path
 
+    def link(self, name: str, target: str) -> None:
+        """A symbolic link."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+
     def remove(self, name: str) -> None:
         path = self.root / name
         if path.is_dir():

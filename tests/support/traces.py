@@ -39,6 +39,8 @@ class Wire:
         self.frames: list[Frame] = []
         self.now = _START
         self.tos = 0
+        #: Where frames of A go to; empty: as the address gives it.
+        self.mac = b""
         self.pkey = 0xFFFF
         self._said: list[tuple[int, Message]] = []
 
@@ -53,6 +55,8 @@ class Wire:
         """A datagram for the port of RoCEv2; returns the frame."""
         source, destination = self.hosts[side], self.hosts[1 - side]
         data = udp_frame(source, destination, 50000, 4791, payload, tos=self.tos)
+        if self.mac and not side:
+            data = self.mac + data[6:]
         self.frame(data)
         return data
 

@@ -235,6 +235,9 @@ class RecordingQP:
     def ask_peer(self) -> None:
         return None
 
+    def sent_again(self) -> int:
+        return 0
+
     def query(self) -> QPAttr:
         return QPAttr(qp_state=self.state, cap=self.cap)
 

@@ -391,3 +391,48 @@ def test_peer_that_is_gone_when_the_connection_ends(wire: Wire) -> None:
     for _ in range(3):
         wire.cm(0, DREQ(ID_A, ID_B, QPN_B))
     says(verdict(wire), NOTE, "", "10.0.0.2 did not answer 3 DREQs")
+
+
+def test_class_that_is_set_at_one_end(wire: Wire) -> None:
+    wire.connect()
+    for number in range(4):
+        wire.tos = 26 << 2
+        wire.send(0, PSN_A + number)
+        wire.tos = 0
+        wire.ack(1, PSN_A + number)
+    says(verdict(wire), NOTE, "Q4", "10.0.0.1 have DSCP 26", "10.0.0.2 0", "4 SEND")
+
+
+def test_class_that_is_set_at_both_ends(wire: Wire) -> None:
+    wire.connect()
+    wire.tos = 26 << 2
+    wire.send(0, PSN_A)
+    wire.ack(1, PSN_A)
+    says(verdict(wire), OK, "", "1 SEND")
+
+
+MAC, OTHER = bytes.fromhex("0c42a1112233"), bytes.fromhex("0c42a1445566")
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_next_hop_with_another_mac(wire: Wire, is_answered: bool) -> None:
+    wire.connect()
+    wire.mac = MAC
+    wire.send(0, PSN_A)
+    wire.ack(1, PSN_A)
+    wire.mac = OTHER
+    for _ in range(1 if is_answered else 4):
+        wire.send(0, PSN_A + 1)
+    if is_answered:
+        wire.ack(1, PSN_A + 1)
+    words = f"{MAC.hex(':')} became {OTHER.hex(':')}", "packets of 10.0.0.1 go to"
+    says(verdict(wire), NOTE if is_answered else FAILED, "C5", *words)
+
+
+def test_two_next_hops_in_turn(wire: Wire) -> None:
+    wire.connect()
+    for number in range(4):
+        wire.mac = (MAC, OTHER)[number % 2]
+        wire.send(0, PSN_A + number)
+        wire.ack(1, PSN_A + number)
+    says(verdict(wire), OK, "", "4 SEND")

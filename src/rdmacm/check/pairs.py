@@ -12,10 +12,10 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from rdmacm.errors import cm_error, printable
 
@@ -24,7 +24,7 @@ _AT_A_TIME, _PAIR_SECONDS = 8, 60
 _SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host}"
 _SRUN = "srun --overlap -N1 -n1 -w {host}"
 #: The step of a pair whose check could not be started.
-_NOT_STARTED = "start"
+NOT_STARTED = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _check_from(
         except BrokenPipeError:
             pass
         for line in child.stdout:
-            pair = _pair_of(node, line, by_address)
+            pair = _pair_of_line(node, line, by_address)
             if pair is not None:
                 pairs[pair.destination] = pair
                 shown(pair)
@@ -191,15 +191,23 @@ def _check_from(
                 stream.close()
     for other in others:
         if other.name not in pairs:
-            pairs[other.name] = Pair(node.name, other.name, False, None, _NOT_STARTED, printable(reason))
+            pairs[other.name] = Pair(node.name, other.name, False, None, NOT_STARTED, printable(reason))
             shown(pairs[other.name])
     return [pairs[other.name] for other in others]
 
 
-def _pair_of(node: Node, line: str, by_address: dict[str, Node]) -> Pair | None:
+def _pair_of_line(node: Node, line: str, by_address: Mapping[str, Node]) -> Pair | None:
     """The pair that a line of a check is about; None if it is none."""
     try:
         found = json.loads(line)
+    except ValueError:
+        return None
+    return pair_of(node, found, by_address)
+
+
+def pair_of(node: Node, found: Any, by_address: Mapping[str, Node]) -> Pair | None:
+    """The pair that the JSON data of a check are about; None if they are none."""
+    try:
         other = by_address.get(found["host"])
         steps = {step["step"]: step for step in found["steps"]}
         failed = found["failed"] or ""

@@ -15,6 +15,8 @@ from rdmacm.interrupts.protection import hold_during_fork
 
 #: Seconds after which a wait is interrupted at the latest. A condition itself must not be: it would lose its lock.
 _LATENCY = 0.05
+#: How many of these a wait takes until it is told: a second.
+_PATIENCE = 20
 
 #: Guards the counts of events. Re-entrant: the garbage collector may acknowledge an event while its thread holds it.
 ACK_LOCK = threading.RLock()
@@ -29,16 +31,26 @@ def wake_waiters() -> None:
     _changed.notify_all()
 
 
-def wait_acked(done: Callable[[], bool]) -> None:
-    """Wait until ``done()`` is true; it is evaluated after each acknowledgement, with the lock held."""
+def wait_acked(done: Callable[[], bool], call: str) -> None:
+    """Wait until ``done()`` is true; it is evaluated after each acknowledgement, with the lock held.
+
+    ``call`` is what waits. If it takes a second, it is told: a program that forgets an event waits for ever.
+    """
     global waiters
+    waits = 0
     with _changed:
         while not done():
             waiters += 1
             try:
-                _changed.wait(_LATENCY)
+                waits += not _changed.wait(_LATENCY)
             finally:
                 waiters -= 1
+            if waits == _PATIENCE:
+                waits += 1
+                import logging
+
+                text = "%s waits for another thread to ack() an event that it has fetched (rdmacm doctor C4)"
+                logging.getLogger("rdmacm").warning(text, call)
             checkpoint()
 
 

@@ -453,7 +453,7 @@ class CmId(Resolving, Connecting, Queues):
         self._channel, self._private = new, channel is None
         reported = self._events_reported
         try:
-            wait_acked(lambda: self._events_completed >= reported)
+            wait_acked(lambda: self._events_completed >= reported, "migrate_id")
         finally:
             if was_private:
                 old.close()
@@ -478,7 +478,7 @@ class CmId(Resolving, Connecting, Queues):
                 waiting.new_id.destroy()
         try:
             if self._events_completed < self._events_reported and not self._channel._is_inherited:
-                wait_acked(lambda: self._events_completed >= self._events_reported)
+                wait_acked(lambda: self._events_completed >= self._events_reported, "destroy_id")
         finally:  # an interrupt ends the wait
             if self._private:
                 self._channel.close()

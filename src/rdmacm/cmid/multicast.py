@@ -66,7 +66,7 @@ class Groups:
         membership._check_holder("leave_multicast", "group", str(membership.group))
         self.drop(backend, membership)
         if wait:
-            wait_acked(lambda: membership._events_completed >= membership._events_reported)
+            wait_acked(lambda: membership._events_completed >= membership._events_reported, "leave_multicast")
 
     def drop(self, backend: MulticastBackend, membership: GroupMembership) -> None:
         """End a join, without waiting."""

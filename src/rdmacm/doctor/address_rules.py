@@ -16,6 +16,7 @@ from rdmacm.verbs.enums import PortState
 NO_TARGET = Unasked("no destination: --to ADDRESS")
 _NO_SOURCE = Unasked("no source: --from ADDRESS")
 _NO_PORT = Unasked("no port of this host: --port N without --to")
+_WITHOUT_PRIVILEGE = "a port from 1024 on; or setcap cap_net_bind_service+ep PROGRAM"
 #: Part of the free ports whose use is a finding, and fewer ports than this.
 _MOSTLY_USED, _FEW_PORTS = 0.9, 1000
 #: Linux from which a resolution of an address without ARP gives no zero MAC.
@@ -153,11 +154,14 @@ def privileged_port(host: Host) -> Outcome:
     target = host.target
     if target is None or target.node or not target.port:
         return _NO_PORT
+    attempt = target.attempt
+    if attempt is not None and attempt.step == "bind_addr" and attempt.errno == errno.EACCES:
+        return Found(f"{attempt.text} [EACCES]", _WITHOUT_PRIVILEGE)
     least = 1024  # rdma_cm does not read net.ipv4.ip_unprivileged_port_start
     if target.port >= least or host.may(CAP_NET_BIND_SERVICE):
         return Quiet(f"port {target.port} may be bound")
     text = f"port {target.port} is below 1024, and this process lacks CAP_NET_BIND_SERVICE"
-    return Found(text, "a port from 1024 on; or setcap cap_net_bind_service+ep PROGRAM")
+    return Found(text, _WITHOUT_PRIVILEGE)
 
 
 def silent_neighbour(host: Host) -> Outcome:

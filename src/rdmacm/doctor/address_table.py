@@ -135,7 +135,8 @@ RULES = (
             "rdma_bind_addr: Permission denied (13)",
             "is privileged",
         ),
-        "The port (`--port`, without `--to`) is below 1024, and this process lacks CAP_NET_BIND_SERVICE.",
+        "Binding the port (`--port`, without `--to`) gives EACCES; or it is below 1024, and this process lacks "
+        "CAP_NET_BIND_SERVICE.",
         "rdma_cm keeps these ports as TCP does.",
         "a port from 1024 on; `setcap cap_net_bind_service+ep PROGRAM`",
         "cma.c, cma_use_port",

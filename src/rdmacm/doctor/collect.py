@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rdmacm.doctor import firewall
+from rdmacm.doctor.connection_rules import CLASS_VARIABLES, DEVICE_VARIABLES
+from rdmacm.doctor.descriptors import is_readable
 from rdmacm.doctor.gid_rules import INDEX_VARIABLES
 from rdmacm.doctor.view import UNLIMITED, Firewall, Host, KernelDevice, KernelPort, PortOwner, Unit, ip_text
 from rdmacm.kernel.sysfs import Sysfs
@@ -56,6 +58,9 @@ _OF_INTERFACE = ("arp_ignore", "arp_announce", "rp_filter", "accept_local")
 _PLUGIN = "k8s-rdma-shared"
 #: How the memfd of a group of rdmacm's processes is called, and their names of AF_UNIX.
 _OURS = f"rdmacm-{ROCE_PORT}-"
+_CHANNEL = "dev/infiniband/rdma_cm"
+#: The variables that rules judge.
+_VARIABLES = (*INDEX_VARIABLES, *DEVICE_VARIABLES, *CLASS_VARIABLES)
 _COMMAND_SECONDS = 10
 _NO_LIMIT = "unlimited"
 
@@ -93,6 +98,7 @@ class Sources:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     #: Network and processes are those of the calling thread only where the root is the machine's.
     access: Callable[[str, int], bool] = os.access
+    readable: Callable[[int, int], bool] = is_readable
 
     @property
     def is_live(self) -> bool:
@@ -114,6 +120,21 @@ class Sources:
         except OSError:
             return []
 
+    def link(self, name: str) -> str:
+        """What a symbolic link has; empty if it cannot be read."""
+        try:
+            return os.readlink(self.path(name))
+        except OSError:
+            return ""
+
+    def identity(self, name: str) -> tuple[int, int] | None:
+        """Which file this is: its device and number; None if that cannot be read."""
+        try:
+            found = os.stat(self.path(name))
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     def net(self, name: str) -> str:
         """A file of ``/proc/net`` of the calling thread."""
         return self.text(f"proc/thread-self/net/{name}" if self.is_live else f"proc/net/{name}")
@@ -127,6 +148,7 @@ def collect(
     ``reason``, with a provider: why auto chose it, in tests.
     """
     sources = sources or Sources()
+    unread = _unread(sources)
     choice = choose(provider)
     chosen, why = choice if reason is None else (provider or "soft", reason)
     interfaces, addresses, rules, routes = _network(sources)
@@ -135,6 +157,7 @@ def collect(
     has_rxe = "rdma_rxe" in modules or any(device.driver == "rdma_rxe" for device in devices)
     vlans, bonds = _stacked(sources)
     has_rdma_cm, rdma_cm_closed = _node(sources, "rdma_cm")
+    netns_mode = _netns_mode(sources)
     status = dict(line.split(":", 1) for line in sources.text("proc/self/status").splitlines() if ":" in line)
     return Host(
         provider=chosen,
@@ -154,7 +177,7 @@ def collect(
         memlock=_memlock(sources),
         capabilities=int(status.get("CapEff", "0").strip() or "0", 16),
         unit=_unit(sources, unit),
-        netns_mode=_netns_mode(sources),
+        netns_mode=netns_mode,
         is_first_namespace=_is_first(sources),
         plugins=_plugins(sources),
         has_ipv6=sources.path("proc/sys/net/ipv6").is_dir(),
@@ -171,7 +194,10 @@ def collect(
         tcp_listeners=_tcp_listeners(sources),
         taint=int(sources.text("proc/sys/kernel/tainted") or 0),
         pfc=_pfc(sources, devices),
-        environment={name: sources.environment[name] for name in INDEX_VARIABLES if name in sources.environment},
+        environment={name: sources.environment[name] for name in _VARIABLES if name in sources.environment},
+        foreign=_foreign(sources) if netns_mode == "exclusive" else {},
+        # What is unread now and was before any of this, nobody reads.
+        unread={pid: sources.text(f"proc/{pid}/comm") for pid, _ in sorted(unread and unread & _unread(sources))},
     )
 
 
@@ -358,8 +384,7 @@ def _processes_of(inodes: set[int], sources: Sources) -> dict[int, tuple[int, bo
     for pid in filter(str.isdigit, sources.names("proc")):
         targets = set()
         for fd in sources.names(f"proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                targets.add(os.readlink(sources.path(f"proc/{pid}/fd/{fd}")))
+            targets.add(sources.link(f"proc/{pid}/fd/{fd}"))
         is_ours = any(target.startswith(f"/memfd:{_OURS}") for target in targets)
         for link in targets & links.keys():
             inode = links[link]
@@ -425,6 +450,33 @@ def _memlock(sources: Sources) -> int:
 def _netns_mode(sources: Sources) -> str:
     """What ``rdma system`` says: the parameter of ib_core is the variable that it shows."""
     return {"Y": "shared", "N": "exclusive"}.get(sources.text("sys/module/ib_core/parameters/netns_mode"), "")
+
+
+def _foreign(sources: Sources) -> dict[int, frozenset[str]]:
+    """The devices of other network namespaces: what a process sees there in a sysfs of its own."""
+    own = "thread-self" if sources.is_live else "self"
+    namespaces, trees = {sources.link(f"proc/{own}/ns/net")}, {sources.identity("sys")}
+    found = {}
+    for pid in filter(str.isdigit, sources.names("proc")):
+        namespace, tree = sources.link(f"proc/{pid}/ns/net"), sources.identity(f"proc/{pid}/root/sys")
+        # Without a sysfs of its own, a process sees the devices of whoever mounted the one that it has.
+        if namespace and tree and namespace not in namespaces and tree not in trees:
+            namespaces.add(namespace)
+            trees.add(tree)
+            found[int(pid)] = frozenset(sources.names(f"proc/{pid}/root/sys/class/infiniband"))
+    return found
+
+
+def _unread(sources: Sources) -> set[tuple[int, int]]:
+    """(process, descriptor) of the channels of rdma_cm that have an event to read."""
+    if not sources.path(_CHANNEL).exists():
+        return set()
+    return {
+        (int(pid), int(fd))
+        for pid in filter(str.isdigit, sources.names("proc"))
+        for fd in sources.names(f"proc/{pid}/fd")
+        if sources.link(f"proc/{pid}/fd/{fd}") == f"/{_CHANNEL}" and sources.readable(int(pid), int(fd))
+    }
 
 
 def _is_first(sources: Sources) -> bool | None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 
 from rdmacm.doctor.device_rules import NO_DEVICE
+from rdmacm.doctor.namespace_rules import roce_ports
 from rdmacm.doctor.rule import Found, Outcome, Quiet, Unasked
 from rdmacm.doctor.view import CAP_SYS_PTRACE, Attempt, Host, KernelDevice, KernelPort
 from rdmacm.verbs.enums import PortState
 
+#: The variables that choose a device, and the traffic class of queue pairs.
+_UCX_DEVICES = "UCX_NET_DEVICES"
+DEVICE_VARIABLES = ("NCCL_IB_HCA", _UCX_DEVICES)
+CLASS_VARIABLES = ("NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS")
 _NO_ATTEMPT = Unasked("no connection was tried: --to ADDRESS --port N")
 _NO_INFINIBAND = Unasked("no InfiniBand port")
 #: The kernel's default of net.rdma_ucm.max_backlog.
@@ -134,6 +140,17 @@ def busy_listener(host: Host) -> Outcome:
     )
 
 
+def unread_events(host: Host) -> Outcome:
+    if not host.has_rdma_cm:
+        return Unasked("no /dev/infiniband/rdma_cm")
+    if not host.unread:
+        return Quiet("no process that may be looked into leaves events of rdma_cm unread")
+    pid, name = next(iter(host.unread.items()))
+    text = f"process {pid} ({name}) does not read the events of its channel of rdma_cm"
+    command = f"gdb -p {pid} -ex 'thread apply all bt' -ex quit; a thread that reads the channel, and acknowledges"
+    return Found(text, command, is_note=True)
+
+
 def faulty_kernel(host: Host) -> Outcome:
     if not any(device.driver == "rdma_rxe" for device in host.devices):
         return Unasked("no rxe device")
@@ -188,6 +205,20 @@ def gave_up(host: Host) -> Outcome:
     )
 
 
+def reason_as_errno(host: Host) -> Outcome:
+    if not _has_attempt(host):
+        return _NO_ATTEMPT
+    attempt = host.target.attempt if host.target is not None else None
+    if attempt is None or not attempt.reason:
+        return Quiet("no reject, so no reason that could be taken for an errno")
+    text = f"{_where(host)}: status {attempt.reason} of REJECTED is a reason; as an errno, a program prints"
+    return Found(
+        f'{text} "{os.strerror(attempt.reason)}"',
+        "rdma_event_str(event->event) and event->status as a number; perror() of -status only where it is negative",
+        is_note=True,
+    )
+
+
 def no_ipoib(host: Host) -> Outcome:
     active = [device for device, port in _infiniband(host) if port.port.state is PortState.ACTIVE]
     if not active:
@@ -213,6 +244,61 @@ def iwarp_port(host: Host) -> Outcome:
         return Quiet(f"no TCP socket listens on {target.port}")
     text = f"a TCP socket listens on port {target.port}, and {iwarp[0]} is iWARP, whose ports are the host's TCP ports"
     return Found(text, f"another port; ss -ltnp 'sport = {target.port}'")
+
+
+def _named_devices(host: Host, variable: str) -> list[str]:
+    """The devices that a variable chooses; none if it chooses no device of this host."""
+    value = host.environment.get(variable, "")
+    is_but, is_exact = value.startswith("^"), "=" in value[:2] or variable == _UCX_DEVICES
+    words = [word.partition(":")[0] for word in value.lstrip("^=").split(",") if word]
+    names = [device.name for device in host.devices]
+    found = [name for name in names if any(name == word or (not is_exact and name.startswith(word)) for word in words)]
+    return [name for name in names if name not in found] if is_but else found
+
+
+def another_device(host: Host) -> Outcome:
+    target = host.target
+    found = target.explanation if target is not None else None
+    chosen = found.chosen if found is not None else None
+    if target is None or found is None or chosen is None or not host.uses_kernel:
+        return Unasked("no destination that devices of the kernel lead to: --to ADDRESS")
+    path = int((found.path or {}).get("mtu", 0))
+    taken = f"rdma_cm takes {chosen.device} port {chosen.port_num}, path MTU {path}, to {target.node}"
+    for variable in DEVICE_VARIABLES:
+        named = _named_devices(host, variable)
+        if named and chosen.device not in named:
+            command = f"{variable}={chosen.device}; or bind the id to an address of {named[0]}"
+            return Found(f"{taken}, and {variable} names {', '.join(named)}", command)
+    first = host.devices[0].name
+    if first != chosen.device:
+        text = f"{taken}; without -d, ib_write_bw and others take {first}"
+        return Found(text, f"compare with ib_write_bw -d {chosen.device} -x {chosen.gid_index}", is_note=True)
+    for device, port in host.kernel_ports():
+        active = port.port.active_mtu
+        if (device.name, port.port.port_num) == (chosen.device, chosen.port_num) and active and 0 < path < active.bytes:
+            text = f"{taken}; without rdma_cm, queue pairs take the port's, {active.bytes}"
+            return Found(text, f"ip route get {target.node}; compare with ib_write_bw -m {path}", is_note=True)
+    return Quiet(f"{taken}, as programs without it do")
+
+
+def class_at_one_end(host: Host) -> Outcome:
+    ports = [(device.name, port.port.port_num, port.roce_tos or 0) for device, port in roce_ports(host)]
+    if not ports:
+        return Unasked("no RoCE port")
+    where = "/sys/kernel/config/rdma_cm/{}/ports/{}/default_roce_tos"
+    for variable in CLASS_VARIABLES:
+        text = host.environment.get(variable, "")
+        other = next((each for each in ports if text.isdigit() and each[2] >> 2 != int(text) >> 2), None)
+        if other is not None:
+            shown = f"{variable}={text} is DSCP {int(text) >> 2}, an id of {other[0]} that accepts has {other[2] >> 2}"
+            return Found(shown, f"echo {text} > {where.format(*other)}; RDMA_OPTION_ID_TOS before listen, at both ends")
+    with_class = [each for each in ports if each[2] >> 2]
+    without = [each for each in ports if not each[2] >> 2]
+    if with_class and without:
+        name, _, tos = with_class[0]
+        shown = f"default_roce_tos of {name} is {tos} (DSCP {tos >> 2}), and ids of {without[0][0]} have DSCP 0"
+        return Found(shown, f"echo {tos} > {where.format(*without[0])}; the same at the peer", is_note=True)
+    return Quiet(f"ids of each port have DSCP {ports[0][2] >> 2}; what the peer's have, a capture tells (rdmacm trace)")
 
 
 def no_priority(host: Host) -> Outcome:

@@ -79,10 +79,14 @@ RULES = (
         Evidence.TESTED,
         "answer of the peer",
         ("hangs in connect or destroy, and no event comes",),
-        "Nothing outside the program shows it. rdmacm raises EDEADLK in the thread that holds the event.",
-        "Destroying an id waits until its events are acknowledged.",
+        "The channel of rdma_cm of a process has an event at the beginning of the examination, and at its end: "
+        "pidfd_getfd(2) and poll(2), with the rights of ptrace. A note, as a busy program reads late, too. An event "
+        "that was read and is not acknowledged is seen in the program only: rdmacm warns once destroying an id has "
+        "waited for a second, and raises EDEADLK in the thread that holds the event itself.",
+        "Destroying an id waits until its events are acknowledged, and no call ends while nobody reads its event.",
         "acknowledge each event; read the channel",
         "linux-rdma/perftest#60, zrlio/disni#41",
+        rules.unread_events,
     ),
     Rule(
         "C5",
@@ -90,9 +94,10 @@ RULES = (
         Evidence.MAINTAINER,
         "answer of the peer",
         ("RDMA_CM_EVENT_UNREACHABLE on a connection that works",),
-        "It shows while it happens (`ip monitor neigh`): failover, VRRP, a bond.",
-        "Linux 6.0 and newer tell each id whose next hop got another MAC.",
-        "take it as a disconnect, and connect again",
+        "No examination shows it: the change has passed by then. It is seen as it happens, in the message of the event "
+        "(rdmacm) and by `ip monitor neigh`; in a capture of both sides of the change, `rdmacm trace` tells it.",
+        "Linux 6.0 and newer tell each id whose peer got another MAC: failover, VRRP, a bond.",
+        "take it as a disconnect, and connect again; `rdmacm trace FILE`",
         "ofiwg/libfabric#12362; cma.c, cma_netevent_work_handler",
     ),
     Rule(
@@ -175,10 +180,12 @@ RULES = (
         Evidence.MAINTAINER,
         "answer of the peer",
         ("connection refused -111 beside No such file or directory",),
-        "Nothing measured: a positive status of REJECTED is a reason, a negative one an errno.",
-        "The program mixed a reason, an errno and a stale errno.",
+        "A connection that is tried is rejected: the note has the reason, and the errno that has its number.",
+        "A positive status of REJECTED is a reason, a negative one an errno. The program mixed a reason, an errno and "
+        "a stale errno.",
         "print step, address, event and raw status",
         "linux-rdma/perftest#54, openucx/ucx#6488, #6024, #7788",
+        rules.reason_as_errno,
     ),
     Rule(
         "J7",
@@ -198,10 +205,13 @@ RULES = (
         Evidence.INFERRED,
         "data",
         ("ib_write_bw is fast, and slow with -R",),
-        "Two runs have to be compared: `rdmacm explain` has device, MTU and GID of a connection through rdma_cm.",
+        "The device and the path MTU that rdma_cm takes to the destination (`--to`) are not among the devices in "
+        "NCCL_IB_HCA or UCX_NET_DEVICES. A note: they are not the first device, or not the MTU of the port, which "
+        "programs take without rdma_cm.",
         "The run with rdma_cm has another device, MTU or class than that with -d, -x and --tclass.",
-        "`rdmacm explain PEER`; set the tos of the id",
+        "`rdmacm explain PEER`; bind the id to an address of the device; set the tos of the id",
         "linux-rdma/perftest#240, vitalif/vitastor#143",
+        rules.another_device,
     ),
     Rule(
         "Q2",
@@ -233,10 +243,12 @@ RULES = (
         Evidence.INFERRED,
         "class of traffic",
         ("DSCP is right one way only",),
-        "The packets of both ends have to be seen: `tcpdump -v udp port 4791`.",
+        "The DSCP in NCCL_IB_TC or UCX_IB_TRAFFIC_CLASS is not that of default_roce_tos, which ids have that accept. A "
+        "note: default_roce_tos is set for some ports only. What the peer does, a capture shows: `rdmacm trace`.",
         "The passive side sets its own tos.",
-        "set tos at both ends, before listen",
+        "set tos at both ends, before listen; `echo 104 > /sys/kernel/config/rdma_cm/DEV/ports/1/default_roce_tos`",
         "openucx/ucx#10325",
+        rules.class_at_one_end,
     ),
     Rule(
         "Q5",

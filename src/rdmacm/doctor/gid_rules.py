@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
+from socket import AF_INET, AF_INET6
+
 from rdmacm.address import is_link_local
 from rdmacm.doctor.address_rules import NO_TARGET
 from rdmacm.doctor.device_rules import NO_DEVICE
 from rdmacm.doctor.namespace_rules import roce_ports
 from rdmacm.doctor.rule import Evidence, Found, Outcome, Quiet, Rule, Unasked
-from rdmacm.doctor.view import Host, eui64
+from rdmacm.doctor.view import Host, eui64, packed
+from rdmacm.net.tables import Route
 from rdmacm.resolution.hosts import mtu_code
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType, PortState
@@ -15,6 +19,7 @@ from rdmacm.verbs.enums import GidType, PortState
 #: The variables that choose a GID by its index.
 INDEX_VARIABLES = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "MC_GID_INDEX")
 ROCE_V1 = "IB/RoCE v1"
+_ADDRESS_LENGTHS: dict[int, int] = {AF_INET: 4, AF_INET6: 16}
 
 
 def _chosen_rows(host: Host) -> list[tuple[str, int, str, GidEntry | None]]:
@@ -178,6 +183,39 @@ def by_gateway(host: Host) -> Outcome:
     return Found(text, "connect through rdma_cm, which finds it", is_note=True)
 
 
+def _leads_to(route: Route, ip: bytes) -> bool:
+    """Whether a line of a routing table is of a destination."""
+    if len(ip) != _ADDRESS_LENGTHS[route.family] or route.kind != "unicast":
+        return False
+    return route.destination == "default" or ip_address(ip) in ip_network(route.destination)
+
+
+def unequal_rails(host: Host) -> Outcome:
+    target = host.target
+    if target is None or not target.address:
+        return NO_TARGET
+    if not host.uses_kernel:
+        return Quiet("software devices send by the routing tables")
+    ip = target.address
+    families = {(each.ifindex, len(each.ip)) for each in host.addresses}
+    rails = [face for face in host.rdma_interfaces() if (face.index, len(ip)) in families]
+    ways = {route.ifindex for route in host.routes if _leads_to(route, ip)}
+    if len(rails) < 2 or is_link_local(ip) or host.owner_of(ip) is not None or 0 in ways:  # 0: several next hops
+        return Quiet("one RDMA interface, or a destination that needs no rail")
+    with_way = [face.name for face in rails if face.index in ways]
+    without = [face.name for face in rails if face.index not in ways]
+    if not with_way or not without:
+        return Quiet(f"{', '.join(with_way or without)}: a route to {target.node} by {'each' if with_way else 'none'}")
+    source = host.owner_of(packed(target.source)) if target.source else None
+    text = f"{target.node} is on the way of {', '.join(with_way)}, and {', '.join(without)} has no route to it"
+    command = f"pair equal rails (NCCL_CROSS_NIC=0); or ip route add {target.node} via GATEWAY dev {without[0]}"
+    return Found(
+        f"{text}: a queue pair made by hand there finds no MAC (RTR errno 110)",
+        command,
+        is_note=source is None or source.name not in without,
+    )
+
+
 RULES = (
     Rule(
         "G1",
@@ -286,9 +324,12 @@ RULES = (
         Evidence.TESTED,
         "source and route",
         ("some pairs of ranks fail (QP to RTR errno 110), and rings work",),
-        "Pairs of unequal rails fail in the matrix of all pairs, which a report shows (`--report`, `--matrix`).",
-        "The fabric joins equal rails only.",
-        "pair equal rails; `NCCL_CROSS_NIC=0`",
+        "Of several RDMA interfaces of the kernel, some have a route to the destination (`--to`), in any table, and "
+        "some have none. A note, unless `--from` is an address of one that has none. `--report --matrix` shows all "
+        "pairs.",
+        "The fabric joins equal rails only: what is sent by another rail waits for a neighbour that is not there.",
+        "pair equal rails; `NCCL_CROSS_NIC=0`; a route by each rail",
         "NVIDIA/nccl#2013",
+        unequal_rails,
     ),
 )

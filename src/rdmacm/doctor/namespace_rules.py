@@ -101,6 +101,20 @@ def rxe_without_socket(host: Host) -> Outcome:
     )
 
 
+def namesakes(host: Host) -> Outcome:
+    if not host.devices:
+        return NO_DEVICE
+    if host.netns_mode != "exclusive":
+        return Quiet(f"rdma system: {host.netns_mode or 'unknown'}: each name is there once")
+    for device, port in host.kernel_ports():
+        pid = next((pid for pid, names in host.foreign.items() if device.name in names), 0)
+        if pid:
+            folder = f"/sys/kernel/config/rdma_cm/{device.name}"
+            text = f"{device.name} is here and in the network namespace of process {pid}, and {folder} is one for both"
+            return Found(text, f"rdma dev set {device.name} name {device.name}_b", is_note=not port.roce_mode)
+    return Quiet(f"no device of {len(host.foreign)} other network namespaces has the name of one here")
+
+
 def old_kernel(host: Host) -> Outcome:
     if not host.devices:
         return NO_DEVICE
@@ -184,10 +198,12 @@ RULES = (
         Evidence.SOURCE,
         "class of traffic",
         ("default_roce_mode or default_roce_tos acts on the wrong device",),
-        "Two devices of one name in two namespaces in exclusive mode, which no namespace sees.",
+        "`rdma system` is exclusive, and a process of another network namespace that has a sysfs of its own sees a "
+        "device of the name of one here (/proc/PID/root/sys). A note as long as configfs has no folder of that name.",
         "/sys/kernel/config/rdma_cm is global, and names devices by their names.",
         "`rdma dev set NAME name NEW`",
         "linux-rdma list c5262df3f",
+        namesakes,
     ),
     Rule(
         "N7",

@@ -203,6 +203,10 @@ class Host:
     #: ECN and PFC: priorities with flow control, by interface; None where it is not known.
     pfc: Mapping[str, frozenset[int]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: The devices of other network namespaces, by a process there; only where each namespace has its own.
+    foreign: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    #: Processes that have left events of rdma_cm unread, each with its name.
+    unread: Mapping[int, str] = field(default_factory=dict)
     target: Target | None = None
 
     # -- what rules ask --------------------------------------------------------------------------------------

@@ -473,16 +473,21 @@ class ConnectionState:
         assert self._qp is not None
         is_read = operation.wr.opcode is WROpcode.RDMA_READ
         watch = PeerWatch(self._qp, self.dispatcher.clock)
+
+        def sizes() -> PacketSizes:
+            return PacketSizes(self.cmid, self._longest_read if is_read else self._longest_sent)
+
         for number in count():
             self.dispatcher.drive_once(watch.ask)
+            watch.warn(sizes, operation.size, operation.name, self.cmid)
             if not watch.can_ask and number % MANAGER_INTERVAL == 0 and not operation.is_done:
                 yield from ask_manager(self.dispatcher, self.cmid, watch, operation)
             if operation.is_done:
                 break
             yield Wait(operation, lambda: operation.is_done, self.dispatcher.clock() + ASK_SECONDS)
-        sizes = PacketSizes(self.cmid, self._longest_read if is_read else self._longest_sent)
-        if operation.is_unanswered and watch.answers and sizes.of(operation.size) > sizes.arrived:
-            operation.error = sizes.error(operation.size, operation.name, self.cmid)
+        known = sizes()
+        if operation.is_unanswered and watch.answers and known.of(operation.size) > known.arrived:
+            operation.error = known.error(operation.size, operation.name, self.cmid)
 
     def _prepare(self, name: str, wr: SendWR, data: Buffer | Region, fetches: bool, length: int | None) -> _Operation:
         """An operation on memory that the device may access: a region, inline data, or memory registered for it."""

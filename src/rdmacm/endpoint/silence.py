@@ -1,18 +1,19 @@
 """Why a message is not acknowledged: the peer is gone, or long packets do not reach it.
 
 While a long message waits for its acknowledgement, the peer is asked with short packets. If it answers those, a link on
-the way has a smaller MTU than the path, and drops what is longer without a word.
+the way has a smaller MTU than the path, and drops what is longer without a word. The device tries for some seconds
+until it gives up. What is likely by then is told before, as a warning.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Hashable
 
 from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.constants import CmEventType, PortSpace
+from rdmacm.diagnosis.holes import hole_error
 from rdmacm.endpoint.dispatcher import Dispatcher, Observable, Routine, Wait
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import RdmaError
 from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.verbs.enums import QPType
@@ -28,19 +29,19 @@ SHORT = 256
 _ANSWER_SECONDS = 1.0
 #: A port of the datagram services that nobody has, and a queue pair.
 _NOBODY, _NO_QPN = 1, 0xFFFFFE
+#: How often a message was sent again, while the peer has answered, until it is no accident that it is not acknowledged.
+_NO_ACCIDENT = 2
 #: How long an answer counts, in seconds.
 _FRESH_SECONDS = 4.0
 #: Bytes of IP and UDP header, by the length of an address; of the extended header of a question.
 _IP_UDP = {4: 28, 16: 48}
 _RETH_LENGTH = 16
-#: The MTU of Ethernet without jumbo frames: what a link in the middle has that lets no more through.
-_USUAL_MTU = 1500
 
 
 class PeerWatch:
     """Whether the peer of a queue pair answers short packets. ``clock`` returns seconds."""
 
-    __slots__ = ("_answered", "_before", "_clock", "_qp")
+    __slots__ = ("_answered", "_before", "_clock", "_has_warned", "_qp")
 
     def __init__(self, qp: QP, clock: Callable[[], float]) -> None:
         self._qp = qp
@@ -49,6 +50,7 @@ class PeerWatch:
         self._before: Hashable = None
         #: When an answer was seen last; None before.
         self._answered: float | None = None
+        self._has_warned = False
 
     def ask(self) -> bool:
         """Note whether the last question was answered, and ask again. The provider's lock is held.
@@ -60,6 +62,22 @@ class PeerWatch:
             self._answered = self._clock()
         self._before = heard or self._before  # None once the queue pair has failed
         return self.answers
+
+    def warn(self, sizes: Callable[[], PacketSizes], payload: int, operation: str, cmid: CmId) -> None:
+        """Tell, once, that a message of so many bytes is not acknowledged so far, though the peer answers."""
+        if self._has_warned or not self.answers or self._qp.backend.sent_again() < _NO_ACCIDENT:
+            return
+        known = sizes()
+        if known.of(payload) <= known.arrived:
+            return
+        self._has_warned = True
+        import logging
+
+        logging.getLogger("rdmacm").warning(
+            "%s %s: packets of up to %d bytes arrive, and one of %d does not so far: likely a link on the way has a "
+            "smaller MTU (rdmacm doctor G8)",
+            *(operation, cmid.peer_addr_text, known.arrived, known.of(payload)),
+        )
 
     def answered(self) -> None:
         """Note an answer that came in another way."""
@@ -94,15 +112,8 @@ class PacketSizes:
 
     def error(self, payload: int, operation: str, cmid: CmId) -> RdmaError:
         """The error of a message that was not acknowledged, though the peer answers."""
-        text = (
-            f"packets of up to {self.arrived} bytes arrive, and one of {self.of(payload)} does not: a link on the way "
-            "has a smaller MTU (RETRY_EXC_ERR)"
-        )
-        mtu = _USUAL_MTU if self.arrived <= _USUAL_MTU < self.of(payload) else self.arrived
         route = cmid.explain().route
-        command = f"'{route.command_with_mtu(mtu)}'" if route else f"a route with MTU {mtu}"
-        hint = f"{command} on the host that connects, or the same MTU on every link and switch of the way"
-        return cm_error(errno.ETIMEDOUT, text, operation, cmid.peer_addr_text, hint)
+        return hole_error(self.arrived, self.of(payload), operation, cmid.peer_addr_text, route)
 
 
 class _Question(Observable):

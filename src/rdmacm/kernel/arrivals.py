@@ -220,7 +220,7 @@ def _rejected(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent
 
 def _unreachable(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     if core.is_established:  # the peer has another hardware address
-        return event._replace(message=f"{core.peer_addr} has another hardware address")
+        return event._replace(message=f"{core.peer_addr} has another hardware address (rdmacm doctor C5)")
     core.fail_qp()
     if raw.status <= 0:
         inactive = inactive_port(core.host, core.verbs.name, core.port_num) if core.verbs is not None else None

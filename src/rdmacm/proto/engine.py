@@ -184,6 +184,10 @@ class QPEngine(Protocol):
         """A value that changes when the peer answers :meth:`probe`, and with whatever else of the peer is accepted."""
 
     @property
+    def sent_again(self) -> int:
+        """How often the oldest request was sent again since the peer has acknowledged anything."""
+
+    @property
     def to_send(self) -> int:
         """Whether :meth:`datagrams` may return something: NOTHING, ACK_ONLY or PACKETS."""
 

@@ -25,8 +25,9 @@ class Counters:
     #: Exceptions that are faults of this package, by part (``queue_pair``). Empty if all is well.
     errors: dict[str, int]
     #: UDP port 4791: packets and bytes that this process has sent and received (``sent_pkts``, ``sent_bytes``,
-    #: ``rcvd_pkts``, ``rcvd_bytes``), headers from BTH on included, and packets that the system has refused to send
-    #: (``send_err``). Empty for the kernel's devices: these count each.
+    #: ``rcvd_pkts``, ``rcvd_bytes``), headers from BTH on included, packets that the system has refused to send
+    #: (``send_err``), and those of multicast groups (``multicast_xmit_packets``, ``multicast_rcv_packets``). Empty for
+    #: the kernel's devices: these count each.
     traffic: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:

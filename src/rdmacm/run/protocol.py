@@ -20,6 +20,7 @@ __all__ = [
     "GID",
     "GROUP",
     "HELLO",
+    "HOLE",
     "JOIN_IP_MCAST",
     "MOST",
     "NUMBER",
@@ -54,6 +55,7 @@ class Request(IntEnum):
     CONTEXT_CLOSE = 0x108
     TAP = 0x109
     COUNTERS = 0x10A
+    HOLE = 0x10B
 
 
 #: ``struct run_request``: type, channel.
@@ -79,6 +81,8 @@ GID = struct.Struct("=16sIII4x")
 SLOT = struct.Struct("=4I")
 #: ``struct run_group``: gid, ifindex.
 GROUP = struct.Struct("=16sI4x")
+#: ``struct run_hole``: remote, address_length, qp_num, arrived, lost.
+HOLE = struct.Struct("=16s4I")
 #: ``struct run_addrinfo``: has_hints, flags, family, qp_type, port_space, source_length, destination_length, source,
 #: destination.
 ADDRINFO = struct.Struct("=I4iII4x128s128s")

@@ -112,6 +112,14 @@ def _counters(session: Session, _: Packet, answer: Answer) -> None:
         counters.close_fd()
 
 
+def _hole(session: Session, packet: Packet, answer: Answer) -> None:
+    remote, length, qp_num, arrived, lost = _fields(protocol.HOLE, packet.body)
+    if length not in (4, 16):
+        raise cm_error(errno.EINVAL, f"an address has 4 or 16 bytes, not {length}", "request")
+    session.teller.hole(session.provider.host.network, remote[:length], qp_num, arrived, lost)
+    answer(b"", ())
+
+
 _REQUESTS: dict[int, Callable[[Session, Packet, Answer], None]] = {
     Request.DEVICES: _devices,
     Request.SLOT: _slot,
@@ -122,4 +130,5 @@ _REQUESTS: dict[int, Callable[[Session, Packet, Answer], None]] = {
     Request.CONTEXT_CLOSE: _context_close,
     Request.TAP: _tap,
     Request.COUNTERS: _counters,
+    Request.HOLE: _hole,
 }

@@ -28,7 +28,7 @@ from rdmacm.run.channels import Channel
 from rdmacm.run.connections import Connection, Gone, Packet
 from rdmacm.run.contexts import Contexts
 from rdmacm.run.counting import command_of
-from rdmacm.run.explanations import Explanations
+from rdmacm.run.explanations import Teller
 from rdmacm.run.lookups import Lookups, Outcome
 from rdmacm.run.options import Options
 from rdmacm.run.protocol import Request
@@ -250,8 +250,7 @@ class Server:
         pid = connection.peer_pid()
         program = self._programs.get(pid)
         if program is None:
-            explanations = Explanations(pid) if self.options.explains else None
-            session = Session(self._common, explanations, self._watch_channel, self._unwatch_channel)
+            session = Session(self._common, Teller(pid), self._watch_channel, self._unwatch_channel)
             try:
                 pidfd = os.pidfd_open(pid)
             except ProcessLookupError as error:

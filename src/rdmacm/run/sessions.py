@@ -14,7 +14,7 @@ from rdmacm.provider import IdBackend, QueuedEvent
 from rdmacm.run.channels import Channel, Identifier, Join
 from rdmacm.run.contexts import Contexts, OpenContext
 from rdmacm.run.counting import SharedCounters
-from rdmacm.run.explanations import Explanations
+from rdmacm.run.explanations import Explanations, Teller
 from rdmacm.run.options import Options
 from rdmacm.run.slots import Slots
 from rdmacm.run.tapping import Tapping
@@ -40,7 +40,7 @@ class Session:
     def __init__(
         self,
         common: Common,
-        explanations: Explanations | None,
+        teller: Teller,
         watch: Callable[[Channel], None],
         unwatch: Callable[[Channel], None],
     ) -> None:
@@ -48,7 +48,9 @@ class Session:
         self.options = common.options
         self.tapping = common.tapping
         #: None: nothing is explained.
-        self.explanations = explanations
+        self.explanations = Explanations(teller) if common.options.explains else None
+        #: Tells the user what the program does not.
+        self.teller = teller
         self.slots = Slots(common.provider)
         #: What the program counts; None before it has asked for the memory.
         self.counters: SharedCounters | None = None

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from rdmacm.diagnosis.captures import Capture
 from rdmacm.proto.wire import Buffer
-from rdmacm.provider import Tapped
+from rdmacm.provider import Tapped, TellsUndelivered
 from rdmacm.run import protocol
 
 #: Bytes of a packet of the queue, and of the queue; the system may allow less.
@@ -36,6 +36,8 @@ class Tapping:
         self._program.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
         self._own = own
         own.tap = self._tap
+        if isinstance(own, TellsUndelivered):
+            own.undelivered_tap = self._undelivered
 
     def fileno(self) -> int:
         """The descriptor to poll for :meth:`read`."""
@@ -82,9 +84,17 @@ class Tapping:
                 self._read_all()
                 self.capture.tap(outgoing, local, remote, source_port, dest_port, data, segment)
 
+    def _undelivered(self, quote: bytes, destination: bytes, code: int, reporter: bytes) -> None:
+        with self._lock:
+            if self._queue.fileno() >= 0:
+                self._read_all()
+                self.capture.undelivered(quote, destination, code, reporter)
+
     def close(self) -> None:
         """Write what is left, and close the file."""
         self._own.tap = None
+        if isinstance(self._own, TellsUndelivered):
+            self._own.undelivered_tap = None
         with self._lock:
             self._read_all()
             self._queue.close()

@@ -27,6 +27,7 @@ from rdmacm.check.pairs import (
     worst_first,
 )
 from rdmacm.check.pairs import as_json as pairs_json
+from rdmacm.check.ranks import check_ranks, world
 from rdmacm.check.running import run_check
 from rdmacm.check.sequence import Sequence
 from rdmacm.check.serving import CheckServer
@@ -61,7 +62,8 @@ PAGE = Page(
 
         With --all-pairs, every host of a file checks all others, and a matrix has the round trips in microseconds, or
         the step that failed. A line of the file is a host, and perhaps the address of its adapter. With --json: hosts,
-        and pairs, a list of objects with from, to, ok, rtt_us, step and meaning, the worst first.
+        and pairs, a list of objects with from, to, ok, rtt_us, step and meaning, the worst first. With --launch mpi,
+        mpirun starts this command at all hosts, in the order of the file, and mpi4py joins them.
 
         The exit status says which step failed: 10 name, 11 route, 12 neighbour, 13 UDP port 4791, 14 connection
         manager, 15 path MTU, 16 loss, 17 traffic class.
@@ -80,6 +82,8 @@ PAGE = Page(
 _SIGNS = {Sign.GOOD: "\u2713", Sign.BAD: "\u2717", Sign.UNKNOWN: "?", Sign.NOT_REACHED: "\u2013"}
 _ASCII_SIGNS = {Sign.GOOD: "+", Sign.BAD: "x", Sign.UNKNOWN: "?", Sign.NOT_REACHED: "-"}
 _LABEL_WIDTH = 11
+#: The launcher that has started this process already.
+_MPI = "mpi"
 #: Pairs that are listed below the matrix.
 _SLOWEST = 3
 
@@ -113,7 +117,8 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--launch",
         metavar="COMMAND",
-        help="With --all-pairs: what starts a command at {host}; 'ssh {host}', and 'srun -w {host}' in a job of Slurm.",
+        help="With --all-pairs: what starts a command at {host}; 'ssh {host}', and 'srun -w {host}' in a job of Slurm. "
+        "'mpi': mpirun has started this command at each host.",
     )
     add("--remote", metavar="COMMAND", default="rdmacm", help="With --all-pairs: rdmacm there (default: %(default)s).")
     add("--each", action="store_true", help="Check the hosts on standard input, with a JSON object in a line for each.")
@@ -185,6 +190,8 @@ def _all_pairs(args: argparse.Namespace) -> int:
         raise cm_error(error.errno or 0, error.strerror or str(error), "read", args.all_pairs) from None
     if len(nodes) < 2:
         args.parser.error(f"{args.all_pairs} has fewer than two hosts")
+    if args.launch == _MPI:
+        return _all_ranks(args, nodes)
     launcher = Launcher(args.launch or default_launcher(), shlex.split(args.remote))
     options = ["--count", str(args.count), "--timeout", f"{args.timeout:g}", "--tos", str(args.tos)]
     options += ["--control-port", str(args.control_port)]
@@ -195,7 +202,41 @@ def _all_pairs(args: argparse.Namespace) -> int:
         if not args.json and not pair.ok:
             write(f"{_signs()[Sign.BAD]} {pair.source} -> {pair.destination}: {pair.step}: {pair.meaning}\n")
 
-    pairs = check_all(nodes, launcher, options, shown)
+    return _told(args, nodes, check_all(nodes, launcher, options, shown))
+
+
+def _all_ranks(args: argparse.Namespace, nodes: list[Node]) -> int:
+    """The part of this process, which mpirun has started with others."""
+    comm = world()
+    servers: list[CheckServer] = []
+
+    def serve() -> int:
+        for port in (args.control_port, 0):  # two ranks of one host
+            try:
+                servers.append(CheckServer(None, port, args.provider))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    break
+            else:
+                threading.Thread(target=servers[0].run, name="rdmacm-check", daemon=True).start()
+                return servers[0].where[1]
+        return 0
+
+    def check(node: Node, port: int) -> dict[str, object]:
+        target = Target(node.address, 0, args.port_space, args.tos)
+        measurer = Measurer(target, args.provider, args.bind, args.timeout, args.count)
+        return as_json(run_check(target, measurer, control=("", port) if port else None, count=args.count))
+
+    try:
+        pairs = check_ranks(comm, nodes, serve, check)
+    finally:
+        for server in servers:
+            server.close()
+    return 0 if pairs is None else _told(args, nodes, pairs)
+
+
+def _told(args: argparse.Namespace, nodes: list[Node], pairs: list[Pair]) -> int:
+    """Write all pairs; the exit status."""
     if args.json:
         write_json(pairs_json(nodes, pairs))
     else:

@@ -154,6 +154,7 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
             provider = self.cmid.channel.provider
             self._watch = watch = self._watch or PeerWatch(self.qp, provider.clock)
             provider.drive(lambda: (watch.ask(),), 0)
+            watch.warn(lambda: PacketSizes(self.cmid), self._longest, "transfer", self.cmid)
             is_due = self._questions % MANAGER_INTERVAL == 1
             # Once the connection has ended, the peer's program may end, too.
             if is_due and not watch.can_ask and self._is_connected and manager_answers(self.cmid):

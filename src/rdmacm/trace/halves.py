@@ -74,6 +74,9 @@ class Direction:
         #: Congestion: packets marked by switches, packets that can be marked, packets that report marks.
         self.marked = self.markable = self.congestion_notices = 0
         self.tos = 0
+        #: The MAC addresses of its frames, to and from; those before them, and how often they changed.
+        self.macs = self.macs_before = b""
+        self.mac_changes = 0
         self.series = Series(now)
         #: P_Keys of the packets, without the bit of full members.
         self.pkey = -1
@@ -114,6 +117,11 @@ class Direction:
         self.round_trips = Durations()
         self._sample = -1
         self._sampled = 0
+
+    def take_macs(self, macs: bytes) -> None:
+        """The frames have other MAC addresses from here on."""
+        self.mac_changes += bool(self.macs)
+        self.macs, self.macs_before = macs, self.macs
 
     @property
     def mtu(self) -> int:

@@ -83,6 +83,8 @@ class Tracer:
         self.packets = self.octets = self.rdma = 0
         self.malformed = self.cut = self.fragments = self.unread = self.copies = 0
         self.first = self.last = 0
+        #: The MAC addresses of the frame, to and from; empty on other links.
+        self._macs = b""
 
     def feed(self, packets: Iterable[Packet]) -> None:
         """Take packets."""
@@ -147,8 +149,10 @@ class Tracer:
                                     if now >= half.series.end:
                                         half.series.roll(now, half.octets)
                                     continue
+                        self._macs = data[at : at + 12]
                         self.transport(now, pair, tos, data, at + 42, end, min(size, total - 20) - 8, total)
                         continue
+                self._macs = data[at : at + 12] if link_type == ETHERNET else b""
                 self._frame(now, link_type, data, at, end)
         finally:
             self.last = now
@@ -321,6 +325,8 @@ class Tracer:
         half.octets += octets
         half.last = now
         half.tos = tos
+        if half.macs != self._macs:
+            half.take_macs(self._macs)
         connection = half.connection
         if tos & 3:
             half.markable += 1

@@ -253,7 +253,7 @@ def _data(connection: Connection) -> Verdict | None:
     pkeys = {half.pkey for half in halves if half.pkey >= 0}
     if len(pkeys) > 1:
         return Verdict(FAILED, "", f"the ends use different P_Keys, {_pkeys(pkeys)}: each drops the other's packets")
-    return _slowed(connection, halves) or _gone(connection)
+    return _slowed(connection, halves) or _gone(connection) or _odd(connection, halves)
 
 
 def _gone(connection: Connection) -> Verdict | None:
@@ -312,8 +312,42 @@ def _stuck(connection: Connection, half: Half) -> Verdict | None:
         return Verdict(
             FAILED, "G1", f"{peer} never acknowledged anything ({rounds}): likely a GID of another version or network"
         )
+    mac = _other_mac(connection)
+    if mac:
+        return Verdict(
+            FAILED, "C5", f"{peer} stopped once the next hop had another MAC ({mac}), requests were {rounds}"
+        )
     ago = duration_text(max(half.last - (reverse.last if reverse is not None else half.first), 0))
     return Verdict(FAILED, "", f"{peer} stopped: it acknowledged nothing in the last {ago}, requests were {rounds}")
+
+
+def _other_mac(connection: Connection) -> str:
+    """Which MAC address became another one for good, or "". Those of several ways at once change again and again."""
+    for half in connection.halves:
+        if half is not None and half.mac_changes == 1 and half.macs:
+            at = 0 if half.macs[:6] != half.macs_before[:6] else 6
+            before, now = (macs[at : at + 6].hex(":") for macs in (half.macs_before, half.macs))
+            who = connection.ends[connection.halves.index(half)].host
+            return f"{before} became {now}, which packets of {who} {'have' if at else 'go to'}"
+    return ""
+
+
+def _odd(connection: Connection, halves: list[Half]) -> Verdict | None:
+    """What works, and may fail where the ends notice it."""
+    mac = _other_mac(connection)
+    if mac:
+        text = f"the next hop has another MAC ({mac}): ids of Linux 6.0 and newer get UNREACHABLE; {_moved(connection)}"
+        return Verdict(NOTE, "C5", text)
+    senders = [half for half in halves if half.packets]
+    classes = [half.tos >> 2 for half in senders]
+    if len(set(classes)) > 1:
+        who = [connection.ends[connection.halves.index(half)].host for half in senders]
+        text = (
+            f"packets of {who[0]} have DSCP {classes[0]}, those of {who[1]} {classes[1]}: the class is set at one end, "
+            f"or changed on the way; {_moved(connection)}"
+        )
+        return Verdict(NOTE, "Q4", text)
+    return None
 
 
 def _slowed(connection: Connection, halves: list[Half]) -> Verdict | None:

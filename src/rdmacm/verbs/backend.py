@@ -288,6 +288,12 @@ class QPBackend(Protocol):
         Return a value that changes with every packet from the peer; None where the device cannot, and without a peer.
         """
 
+    def sent_again(self) -> int:
+        """How often the oldest request was sent again since the peer has acknowledged anything. The lock is held.
+
+        0 where the device does not tell, and for a queue pair without acknowledgements.
+        """
+
     def post_send(self, wrs: list[SendWR]) -> None:
         """Queue requests in order.
 

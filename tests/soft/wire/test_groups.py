@@ -73,6 +73,13 @@ def test_each_process_gets_a_copy_of_a_packet(wire: UdpWire, worker: MakeWorker)
     assert (mine.body[12:], mine.local) == (b"all ", group_key(GROUP, LO))
     assert others[2](Server.taken) == []
     assert not wire.receive()
+    assert wire.traffic["multicast_xmit_packets"] == wire.traffic["sent_pkts"] == 1
+    assert wire.traffic["multicast_rcv_packets"] == wire.traffic["rcvd_pkts"] == 1
+    assert wire.traffic["rcvd_bytes"] == len(mine.body) + 4
+    send(wire, HERE, wire.slot << 12 | 7, b"here")
+    collect(wire, 1)
+    assert wire.traffic["multicast_rcv_packets"] == wire.traffic["multicast_xmit_packets"] == 1
+    assert (wire.traffic["rcvd_pkts"], wire.traffic["sent_pkts"]) == (2, 2)
 
 
 def test_only_the_packets_of_joined_groups_arrive(wire: UdpWire) -> None:

@@ -160,6 +160,9 @@ class KernelQP:
     def ask_peer(self) -> None:
         """Ask nothing: what an adapter sends is its own affair."""
 
+    def sent_again(self) -> int:
+        return 0
+
     def query(self) -> QPAttr:
         opened = self._opened
         found, init = ibv_qp_attr(), ibv_qp_init_attr()

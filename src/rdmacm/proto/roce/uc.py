@@ -244,6 +244,11 @@ class UcEngine:
     def peer_activity(self) -> int:
         return self._expected_psn
 
+    @property
+    def sent_again(self) -> int:
+        """Never: nothing is acknowledged."""
+        return 0
+
     # -- sending --------------------------------------------------------------------------------------
 
     @property

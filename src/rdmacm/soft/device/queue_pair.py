@@ -404,6 +404,9 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._mux.wire.send(route, engine.probe())
         return activity
 
+    def sent_again(self) -> int:
+        return self._engine.sent_again if self._engine is not None else 0
+
     @property
     def deadline(self) -> float | None:
         if self.core is not None:

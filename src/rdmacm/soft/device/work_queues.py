@@ -160,6 +160,9 @@ class WorkQueues(Generic[E]):
     def ask_peer(self) -> Hashable:
         return None
 
+    def sent_again(self) -> int:
+        return 0
+
     @property
     def deadline(self) -> float | None:
         return None

@@ -226,7 +226,8 @@ class IpResolver:
             lookup.neighbour = neighbour
             if self._id.queue.has(self._id.owner(), CmEventType.UNREACHABLE):
                 return  # neighbours can change addresses as often as they like, and the application may read no events
-            text = f"{lookup.destination.host} has another hardware address: {now.hex(':')}, before {before.hex(':')}"
+            macs = f"{now.hex(':')}, before {before.hex(':')}"
+            text = f"{lookup.destination.host} has another hardware address: {macs} (rdmacm doctor C5)"
             self._id.post(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, text)
 
     def stop(self) -> None:

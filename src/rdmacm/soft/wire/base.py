@@ -118,9 +118,12 @@ class WireRoute(Protocol):
     no_trains: bool
 
 
-#: The names of the counters of packets and of bytes, from BTH to ICRC, sent and received, and of packets that the
-#: system has refused to send.
-TRAFFIC = ("sent_pkts", "sent_bytes", "rcvd_pkts", "rcvd_bytes", "send_err")
+#: The names of the counters of packets and of bytes, from BTH to ICRC, sent and received, of packets that the system
+#: has refused to send, and of the packets of multicast groups among those that were sent and received.
+TRAFFIC = (
+    *("sent_pkts", "sent_bytes", "rcvd_pkts", "rcvd_bytes", "send_err"),
+    *("multicast_xmit_packets", "multicast_rcv_packets"),
+)
 
 
 class Wire(Protocol):

@@ -437,6 +437,9 @@ class UdpWire:
             except OSError:
                 return
             self._used += 1
+            self.traffic["rcvd_pkts"] += 1
+            self.traffic["rcvd_bytes"] += size
+            self.traffic["multicast_rcv_packets"] += 1
             data = view[:size]
             if size < SHORTEST_PACKET:
                 self.counters["short"] += 1

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class UdpRoute:
     """Implements :class:`rdmacm.soft.wire.base.WireRoute`."""
 
-    __slots__ = ("address", "control", "core", "_icrc", "is_ipv6", "no_trains", "_segment", "_train_control", "path",
-                 "remote_host", "source_port", "traffic_class")  # fmt: skip
+    __slots__ = ("address", "control", "core", "_icrc", "is_ipv6", "is_multicast", "no_trains", "_segment",
+                 "_train_control", "path", "remote_host", "source_port", "traffic_class")  # fmt: skip
 
     def __init__(self, path: WirePath, traffic_class: int, port: int, hop_limit: int = 0) -> None:
         if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
@@ -31,6 +31,7 @@ class UdpRoute:
         self.traffic_class = traffic_class
         self.source_port = port
         self.is_ipv6 = len(path.remote) == 16
+        self.is_multicast = path.remote[0] == 0xFF if self.is_ipv6 else path.remote[0] >> 4 == 0xE
         self.remote_host = socket.inet_ntop(AF_INET6 if self.is_ipv6 else AF_INET, path.remote)
         host = self.remote_host
         self.address: SocketAddress = (host, port, 0, path.scope_id) if self.is_ipv6 else (host, port)

@@ -74,12 +74,18 @@ class UdpSender:
                 packets = -(-sum(map(len, buffers)) // segment) if segment else 1
                 return self._lost(code, None if segment else buffers, route, packets)
         size = sum(map(len, buffers))
-        self._traffic["sent_pkts"] += -(-size // segment) if segment else 1
-        self._traffic["sent_bytes"] += size
+        self._count(route, -(-size // segment) if segment else 1, size)
         if self.tap is not None:
             path = route.path
             self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, segment)
         return True
+
+    def _count(self, route: UdpRoute, packets: int, size: int) -> None:
+        traffic = self._traffic
+        traffic["sent_pkts"] += packets
+        traffic["sent_bytes"] += size
+        if route.is_multicast:
+            traffic["multicast_xmit_packets"] += packets
 
     def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute, packets: int = 1) -> bool:
         """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
@@ -144,8 +150,7 @@ class UdpSender:
             code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
             if code:
                 return self._lost(code, buffers, route)
-        self._traffic["sent_pkts"] += 1
-        self._traffic["sent_bytes"] += sum(map(len, buffers))
+        self._count(route, 1, sum(map(len, buffers)))
         if self.tap is not None:
             path = route.path
             self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, 0)

@@ -167,6 +167,10 @@ class RcEngine(RcState):
         return self.expected_psn, self.unacked_psn, self.stray_answers
 
     @property
+    def sent_again(self) -> int:
+        return self.retry_cnt - self.retries_left
+
+    @property
     def to_send(self) -> int:
         if self.responses:
             return PACKETS
