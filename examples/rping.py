@@ -5,7 +5,7 @@
 
 The peer may be librdmacm's ``rping``. In each ping the client advertises a buffer, which the server reads; then it
 advertises another, to which the server writes what it read. The C program has a thread for events and one for
-completions; here the server alone has a second thread, which waits for the client to disconnect.
+completions; here a second thread waits for the peer to disconnect.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Endpoint:
         self.cq = ibv_create_cq(id.verbs, 32, None, self.channel, 0)
         ibv_req_notify_cq(self.cq, 0)
         self.completed: list[int] = []
+        self.has_disconnected = False
 
         init_attr = ibv_qp_init_attr()
         init_attr.cap.max_send_wr = 16
@@ -186,6 +187,17 @@ class Endpoint:
         ibv_post_send(self.qp, wr)
         self.wait_for(IBV_WC_RDMA_WRITE)
 
+    def watch(self, channel: rdma_event_channel) -> None:
+        """Disconnect when the peer does, in a thread: what is posted completes with IBV_WC_WR_FLUSH_ERR."""
+
+        def answer() -> None:
+            wait_for_event(channel, RDMA_CM_EVENT_DISCONNECTED)
+            if not self.has_disconnected:
+                rdma_disconnect(self.id)
+
+        self.thread = threading.Thread(target=answer, daemon=True)  # so that an error ends the process
+        self.thread.start()
+
     def free(self) -> None:
         rdma_destroy_qp(self.id)
         for mr in (self.send_mr, self.recv_mr, self.start_mr, self.rdma_mr):
@@ -220,13 +232,7 @@ def serve(channel: rdma_event_channel, address: str, port: int, size: int, verbo
     end = Endpoint(id, size)
     rdma_accept(id, connection_parameters())
     wait_for_event(channel, RDMA_CM_EVENT_ESTABLISHED)
-
-    def answer_disconnect() -> None:
-        wait_for_event(channel, RDMA_CM_EVENT_DISCONNECTED)
-        rdma_disconnect(id)  # the receive that is posted completes with IBV_WC_WR_FLUSH_ERR
-
-    thread = threading.Thread(target=answer_disconnect)
-    thread.start()
+    end.watch(channel)
     try:
         while True:
             data = end.read(*end.recv())
@@ -238,7 +244,7 @@ def serve(channel: rdma_event_channel, address: str, port: int, size: int, verbo
             end.send(0, 0, 0)
     except Disconnected:
         pass
-    thread.join()
+    end.thread.join()
     end.free()
     rdma_destroy_id(listen_id)
 
@@ -254,20 +260,25 @@ def ping(channel: rdma_event_channel, address: str, port: int, size: int, verbos
     rdma_connect(id, connection_parameters())
     wait_for_event(channel, RDMA_CM_EVENT_ESTABLISHED)
 
-    for number in range(count):
-        head = b"rdma-ping-%d: " % number
-        end.start_buf[:] = (head + bytes(65 + (number + at) % 58 for at in range(size)))[: size - 1] + b"\0"
-        end.send(end.start_mr.addr, end.start_mr.rkey, size)
-        end.recv()
-        end.send(end.rdma_mr.addr, end.rdma_mr.rkey, size)
-        end.recv()
-        if end.rdma_buf != end.start_buf:
-            raise SystemExit("rping: data mismatch")
-        if verbose:
-            print(f"ping data: {text(end.rdma_buf)}")
+    end.watch(channel)
+    try:
+        for number in range(count):
+            head = b"rdma-ping-%d: " % number
+            end.start_buf[:] = (head + bytes(65 + (number + at) % 58 for at in range(size)))[: size - 1] + b"\0"
+            end.send(end.start_mr.addr, end.start_mr.rkey, size)
+            end.recv()
+            end.send(end.rdma_mr.addr, end.rdma_mr.rkey, size)
+            end.recv()
+            if end.rdma_buf != end.start_buf:
+                raise SystemExit("rping: data mismatch")
+            if verbose:
+                print(f"ping data: {text(end.rdma_buf)}")
+    except Disconnected:
+        raise SystemExit("rping: the server has disconnected") from None
 
+    end.has_disconnected = True
     rdma_disconnect(id)
-    wait_for_event(channel, RDMA_CM_EVENT_DISCONNECTED)
+    end.thread.join()
     end.free()
 
 

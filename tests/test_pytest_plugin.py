@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -151,6 +152,56 @@ class TestFailures:
             ["the shortest script that fails has 1 of 5 faults *", "    lose RC_ACK* 1 from b*"]
         )
 
+    def test_faults_of_hosts_shrink_too(self, run: pytest.Pytester) -> None:
+        text = """
+            import pytest
+
+            @pytest.mark.rdmacm(faults='''
+                at 1 slow b 0.001
+                at 2 drift b 1.5
+                at 3 partition a b
+                at 4 heal
+                at 5 pause a
+                at 6 crash b
+                at 7 jump a 1
+            ''')
+            def test(fabric, rdma_hosts):
+                fabric.run(until=10)
+                assert rdma_hosts[1].alive or not rdma_hosts[0].paused
+        """
+        result_of(run, text).stdout.fnmatch_lines(
+            ["the shortest script that fails has 2 of 7 faults *", "    at 5 pause a", "    at 6 crash b"]
+        )
+
+    def test_programs_of_readme(self, run: pytest.Pytester) -> None:
+        """The ACK of the client's last message is lost, and the server has gone before the next copy."""
+        readme = (Path(__file__).parents[1] / "README.md").read_text()
+        for name in ("server", "client"):
+            (program,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", readme, re.DOTALL)
+            (run.path / f"{name}.py").write_text(program)
+        text = """
+            import pytest
+
+            @pytest.mark.rdmacm(seed=3, faults="repeat RC_RDMA_WRITE_ONLY 1\\nlose ACK 2- from a to client")
+            def test(fabric, rdma_hosts):
+                server = rdma_hosts[0].script("server.py")
+                fabric.process("a", "client").script("client.py").result()
+                server.result()
+        """
+        result = result_of(run, text, "--junitxml", "reports/junit.xml", "-W", "ignore")
+        result.stdout.fnmatch_lines(
+            [
+                "*CmDisconnectedError: send 127.0.0.1:7471: the peer has disconnected*",
+                "seed 3, to repeat: pytest *::test",
+                "*RC_SEND_ONLY #*",
+                "*|-- RC_ACKNOWLEDGE #* lost",
+                "*DREQ #*",
+                f"packets: {run.path}/reports/*.pcapng",
+                "the shortest script that fails has 1 of *",
+                "    lose RC_ACKNOWLEDGE 2 from a to client",
+            ]
+        )
+
     def test_shrinking_can_be_left_out(self, run: pytest.Pytester) -> None:
         result = result_of(run, PING, "--rdmacm-seeds", "3", "--rdmacm-shrink", "0")
         result.stdout.fnmatch_lines(["*- rdmacm fabric -*"])
@@ -195,36 +246,59 @@ class TestCoroutines:
         """
         result_of(run, text).assert_outcomes(passed=1)
 
-    def test_anyio_takes_the_loop(self, run: pytest.Pytester) -> None:
-        pytest.importorskip("anyio")
-        text = """
-            import anyio, pytest
+    #: A server is a fixture that comes before the fabric, and its client a test.
+    PAIR = """
+        import asyncio, pytest{imports}
+        from rdmacm import aio
 
-            @pytest.fixture
-            def anyio_backend(fabric):
-                return "asyncio", {"loop_factory": fabric.asyncio_loop}
+        {fixture}
+        async def server(rdma_hosts):
+            async def reverse(connection):
+                async for message in connection:
+                    await connection.send(message[::-1])
 
-            @pytest.mark.anyio
-            async def test(fabric):
-                await anyio.sleep(1000)
-                assert fabric.now >= 1000
-        """
-        result_of(run, text).assert_outcomes(passed=1)
-
-    def test_pytest_asyncio_has_its_own_tests(self, run: pytest.Pytester) -> None:
-        pytest.importorskip("pytest_asyncio")
-        text = """
-            import asyncio, pytest
-
-            @pytest.mark.asyncio
-            async def test_real(fabric):
-                await asyncio.sleep(0)
-                assert fabric.now == 0
-
-            async def test_virtual(fabric):
+            async with await aio.start_server(reverse, "10.0.0.2", 7471, provider=rdma_hosts[1].provider):
                 await asyncio.sleep(1000)
-        """
-        result_of(run, text).assert_outcomes(passed=2)
+                yield
+
+        @pytest.mark.rdmacm(seeds=2, loss=0.1)
+        {mark}
+        async def test_virtual(server, fabric, rdma_hosts):
+            await asyncio.sleep(1000)
+            async with await aio.connect(("10.0.0.2", 7471), timeout=60, provider=rdma_hosts[0].provider) as connection:
+                await connection.send(b"live")
+                assert await connection.recv() == b"evil"
+            assert 2000 <= fabric.now < 2100
+
+        {mark}
+        async def test_real():
+            await asyncio.sleep(0)
+            assert type(asyncio.get_running_loop()).__module__ != "rdmacm.testing.loop"
+
+        async def test_without_a_plugin(fabric):
+            await asyncio.sleep(1000)
+    """
+
+    def test_anyio_has_the_loop_of_the_fabric(self, run: pytest.Pytester) -> None:
+        pytest.importorskip("anyio")
+        backend = '\n\n        @pytest.fixture\n        def anyio_backend():\n            return "asyncio"\n'
+        text = self.PAIR.format(imports=backend, fixture="@pytest.fixture", mark="@pytest.mark.anyio")
+        result_of(run, text).assert_outcomes(passed=4)
+
+    @pytest.mark.parametrize("mode", ["strict", "auto"])
+    def test_pytest_asyncio_has_the_loop_of_the_fabric(self, run: pytest.Pytester, mode: str) -> None:
+        pytest.importorskip("pytest_asyncio")
+        fixture, mark = "@pytest_asyncio.fixture", "@pytest.mark.asyncio"
+        text = self.PAIR.format(imports=", pytest_asyncio", fixture=fixture, mark=mark)
+        scope = "asyncio_default_fixture_loop_scope=function"
+        result_of(run, text, f"--asyncio-mode={mode}", "-W", "error", "-o", scope).assert_outcomes(passed=4)
+
+    def test_both_without_marks_and_in_processes_of_xdist(self, run: pytest.Pytester) -> None:
+        for name in ("pytest_asyncio", "anyio", "xdist"):
+            pytest.importorskip(name)
+        text = self.PAIR.format(imports="", fixture="@pytest.fixture", mark="")
+        outcome = result_of(run, text, "--asyncio-mode=auto", "-n", "2", "--rdmacm-seeds", "5")
+        outcome.assert_outcomes(passed=11)
 
 
 class TestPrograms:

@@ -6,6 +6,7 @@ in the tests that use it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import re
@@ -14,19 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pytest
 
 if TYPE_CHECKING:
     from rdmacm.lab import LabHost
-    from rdmacm.testing import Fabric, FaultScript, Host
+    from rdmacm.testing import Fabric, Host, Scenario
     from rdmacm.testing.recording import RecordedFabric
 
 _FABRIC: pytest.StashKey[RecordedFabric] = pytest.StashKey()
-#: The script of faults to repeat, and where the test has failed.
-_SCRIPT: pytest.StashKey[FaultScript] = pytest.StashKey()
+#: The faults to repeat, and where the test has failed.
+_SCRIPT: pytest.StashKey[Scenario] = pytest.StashKey()
 _FAILURE: pytest.StashKey[tuple[str, str, int]] = pytest.StashKey()
 
 #: What the mark may have besides the arguments of a Fabric.
@@ -114,15 +116,19 @@ def rdmacm_seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def fabric(request: pytest.FixtureRequest, rdmacm_seed: int) -> Iterator[Fabric]:
     """A simulated network, as the mark ``rdmacm`` describes it. Its faults are shrunk if the test fails."""
+    from rdmacm.testing import FaultScript, Scenario
     from rdmacm.testing.recording import RecordedFabric
-    from rdmacm.testing.script import FaultScript
 
     settings = _settings(request)
     options = {name: value for name, value in settings.items() if name in _OF_FABRIC}
     stash = request.node.stash
-    with RecordedFabric(rdmacm_seed, script=stash.get(_SCRIPT, None), **options) as made:
-        if settings.get("faults") is not None:
-            made.faults = FaultScript.parse(settings["faults"])
+    given = Scenario.parse(settings.get("faults") or "")
+    repeated = stash.get(_SCRIPT, None)
+    with (
+        RecordedFabric(rdmacm_seed, script=repeated and FaultScript(repeated.rules), **options) as made,
+        _new_loops(made.asyncio_loop if _is_coroutine(request.node) else None),
+    ):
+        made.play(Scenario((repeated or given).events, given.rules))
         if _SCRIPT not in stash:
             request.node.user_properties.append(("rdmacm_seed", rdmacm_seed))
         stash[_FABRIC] = made
@@ -183,13 +189,42 @@ def rdmacm_run() -> Iterator[Starter]:
 # -- coroutines -----------------------------------------------------------------------------------------------
 
 
+def _is_coroutine(item: pytest.Item) -> bool:
+    return inspect.iscoroutinefunction(getattr(item, "obj", None))
+
+
+@contextmanager
+def _new_loops(factory: Callable[[], asyncio.AbstractEventLoop] | None) -> Iterator[None]:
+    """Let the plugin that runs a coroutine, pytest-asyncio or anyio, have an event loop of this factory.
+
+    Each has other ways to choose a loop, and other ones in other versions; all of them end in this function of asyncio.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if factory is not None:
+            for module in (asyncio, sys.modules["asyncio.events"]):
+                patch.setattr(module, "new_event_loop", factory)
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Make the fabric of a coroutine before its other fixtures: an asynchronous one needs the event loop."""
+    names: list[str] = getattr(item, "fixturenames", [])
+    if "fabric" not in names or not _is_coroutine(item):
+        return
+    known = cast("pytest.Function", item)._fixtureinfo.name2fixturedefs
+    names.remove("fabric")
+    own = (place for place, name in enumerate(names) if name in known and known[name][-1].scope == "function")
+    names.insert(next(own, len(names)), "fabric")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on the loop of its fabric, unless it is marked for another plugin."""
+    """Run a test that is a coroutine on the loop of its fabric, unless another plugin runs it."""
     made = pyfuncitem.stash.get(_FABRIC, None)
-    if made is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    if made is None or not _is_coroutine(pyfuncitem):
         return None
-    if any(pyfuncitem.get_closest_marker(name) for name in ("asyncio", "anyio", "trio")):
+    if "anyio_backend" in pyfuncitem.funcargs or pyfuncitem.get_closest_marker("trio"):
         return None
     names = pyfuncitem._fixtureinfo.argnames
     made.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
@@ -275,36 +310,39 @@ class _Shrinking:
 
     def text(self) -> str:
         """What was found, for the report; empty if the network had no faults."""
+        from rdmacm.testing import Scenario
         from rdmacm.testing.shrinking import shortest
 
         rules = self._item.stash[_FABRIC].applied_faults()
         if rules is None:
             return "the log of the fabric is not complete (log_limit), so its faults are not known"
-        if not rules:
+        faults = [*Scenario.parse(_settings(self._item).get("faults") or "").events, *rules]
+        if not faults:
             return ""
         try:
-            if not self._fails(rules):
-                return f"the {len(rules)} faults as rules do not repeat the failure; the seed does"
-            found, is_shortest = shortest(rules, self._fails)
+            if not self._fails(faults):
+                return f"the {len(faults)} faults as rules do not repeat the failure; the seed does"
+            found, is_shortest = shortest(faults, self._fails)
         finally:
             del self._item.stash[_SCRIPT]
         if not found:
-            return f"it fails without any of its {len(rules)} faults, too ({self._runs} runs)"
+            return f"it fails without any of its {len(faults)} faults, too ({self._runs} runs)"
         what = "the shortest script" if is_shortest else "the shortest script so far (--rdmacm-shrink)"
-        head = f"{what} that fails has {len(found)} of {len(rules)} faults ({self._runs} runs):"
+        head = f"{what} that fails has {len(found)} of {len(faults)} faults ({self._runs} runs):"
         settings = {name: value for name, value in _settings(self._item).items() if name in _KEPT}
         settings["seed"] = self._item.stash[_FABRIC].seed
         arguments = "".join(f"{name}={value!r}, " for name, value in settings.items())
-        script = "".join(f"    {rule}\n" for rule in found)
+        script = "".join(f"    {fault}\n" for fault in found)
         return f'{head}\n\n@pytest.mark.rdmacm({arguments}faults="""\n{script}""")'
 
-    def _fails(self, rules: Sequence[Any]) -> bool | None:
-        from rdmacm.testing.script import FaultScript
+    def _fails(self, faults: Sequence[Any]) -> bool | None:
+        from rdmacm.testing import FaultRule, Scenario
 
         if self._runs and time.monotonic() > self._end:
             return None
         self._runs += 1
-        self._item.stash[_SCRIPT] = FaultScript(rules)
+        rules = [fault for fault in faults if isinstance(fault, FaultRule)]
+        self._item.stash[_SCRIPT] = Scenario([fault for fault in faults if fault not in rules], rules)
         self._item.stash[_FAILURE] = ("", "", 0)
         self._again()
         return self._item.stash[_FAILURE] == self._failure

@@ -126,6 +126,31 @@ def test_an_event_loop_in_real_time_is_refused() -> None:
         asyncio.run(ask(a.provider, b""))
 
 
+def test_a_coroutine_does_not_run_the_fabric_itself() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+
+    async def main() -> str:
+        for run in (lambda: fabric.run(seconds=1), lambda: fabric.run(asyncio.sleep(1)), program.result):
+            with pytest.raises(SimulationError, match=r"tasks .* would stop .*; try: await asyncio\.sleep"):
+                run()
+        return await asyncio.to_thread(program.result)
+
+    program = a.start(str, 1)
+    assert fabric.run(main()) == "1"
+
+
+def test_a_handler_may_wait_while_an_event_loop_does() -> None:
+    fabric = Fabric()
+
+    async def main() -> float:
+        fabric.call_at(1, lambda: fabric.run(seconds=1))
+        await asyncio.sleep(1.5)
+        return fabric.now
+
+    assert fabric.run(main()) == 2
+
+
 def test_what_a_task_raises() -> None:
     fabric = Fabric()
     a, _ = two(fabric)

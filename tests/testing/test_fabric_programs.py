@@ -20,14 +20,16 @@ from typing import Any
 import pytest
 
 import rdmacm
-from rdmacm import aio, cma
-from rdmacm.testing import Fabric, Host, SimulationError
+from rdmacm import cma
+from rdmacm.testing import Fabric, FaultScript, Host, SimulationError
 from rdmacm.verbs import CQ, QPCap, QPInitAttr
 from support.fabric import two
 
 PORT = 7471
 ROOT = Path(__file__).parents[2]
 
+#: Starts programs on two hosts. The folder is for scripts.
+Start = Callable[[Fabric, Host, Host, Path], "list[rdmacm.testing.Program[Any]]"]
 #: Seeds of each test of programs on a lossy network.
 SEEDS = range(int(os.environ.get("RDMACM_PROGRAM_SEEDS") or 5))
 
@@ -341,26 +343,6 @@ def three_clients() -> list[bytes]:
         return list(pool.map(ask, (b"live", b"stressed", b"reward")))
 
 
-def pair_of_asyncio() -> None:
-    """As docs/asyncio.md has it, in one program."""
-
-    async def reverse(connection: aio.AsyncConnection) -> None:
-        async for message in connection:
-            await connection.send(message[::-1])
-
-    async def client(port: int, text: bytes) -> bytes:
-        async with await aio.connect(("127.0.0.1", port), timeout=60) as connection:
-            await connection.send(text)
-            return await connection.recv()
-
-    async def main() -> None:
-        async with await aio.start_server(reverse, "127.0.0.1") as server:
-            answers = await asyncio.gather(client(server.port, b"stressed"), client(server.port, b"live"))
-            assert [*answers] == [b"desserts", b"evil"]
-
-    asyncio.run(main())
-
-
 def c_server() -> bytes:
     """Line by line from C, with an event channel, and completions that are polled for."""
     channel = cma.rdma_create_event_channel()
@@ -396,45 +378,62 @@ def c_client() -> None:
     cma.rdma_get_send_comp(id)
 
 
-def readme(name: str) -> str:
-    found = re.search(rf"```python\n(# {name}\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+def start_of_page(host: Host, page: str, begin: str, path: Path) -> rdmacm.testing.Program[None]:
+    """Start the program of a page that has this line, as a script."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    (found,) = (program for program in programs if begin in program.splitlines())
+    path.write_text(found if "import rdmacm" in found else f"import rdmacm, rdmacm.aio\n{found}")
+    return host.script(path)
 
 
 def start_readme(fabric: Fabric, a: Host, folder: Path) -> list[rdmacm.testing.Program[None]]:
-    programs = []
-    for name, host in (("server.py", a), ("client.py", fabric.process("a", "client"))):
-        (folder / name).write_text(readme(name))
-        programs.append(host.script(folder / name))
-    return programs
+    hosts = {"server.py": a, "client.py": fabric.process("a", "client")}
+    return [start_of_page(host, "README.md", f"# {name}", folder / name) for name, host in hosts.items()]
 
 
-#: Pairs of programs: what starts them, and what they return on a network without faults.
-Start = Callable[[Fabric, Host, Host, Path], "list[rdmacm.testing.Program[Any]]"]
+def start_both(page: str, begin: str) -> Start:
+    """A program of a page, which is both sides."""
+    return lambda _fabric, a, _b, folder: [start_of_page(a, f"docs/{page}", begin, folder / "both.py")]
+
+
+def start_examples(server: str, client: str) -> Start:
+    """Two of the examples, each with its arguments."""
+
+    def start(_fabric: Fabric, a: Host, b: Host, _folder: Path) -> list[rdmacm.testing.Program[None]]:
+        words = [line.split() for line in (server, client)]
+        return [host.script(ROOT / "examples" / name, *rest) for host, (name, *rest) in zip((b, a), words, strict=True)]
+
+    return start
+
+
+#: What starts programs, and what they return on a network without faults.
 PROGRAMS: dict[str, tuple[Start, list[object]]] = {
     "README": (lambda fabric, a, _b, folder: [*start_readme(fabric, a, folder)], [None, None]),
     "threads": (
         lambda _fabric, a, b, _folder: [b.start(workers), a.start(three_clients)],
         [3, [b"evil", b"desserts", b"drawer"]],
     ),
-    "asyncio": (lambda _fabric, a, _b, _folder: [a.start(pair_of_asyncio)], [None]),
+    "a thread": (start_both("connections.md", "server = threading.Thread(target=serve)"), [None]),
+    "asyncio": (start_both("asyncio.md", '        assert answers == [b"desserts", b"evil"]'), [None]),
     "C names": (lambda _fabric, a, b, _folder: [b.start(c_server), a.start(c_client)], [b"live", None]),
-    "rdma_server": (
-        lambda _fabric, a, b, _folder: [
-            b.script(ROOT / "examples/rdma_server.py"),
-            a.script(ROOT / "examples/rdma_client.py", "-s", "10.0.0.2"),
-        ],
-        [None, None],
-    ),
-    "rping": (
-        lambda _fabric, a, b, _folder: [
-            b.script(ROOT / "examples/rping.py", "-s", "-C", "3"),
-            a.script(ROOT / "examples/rping.py", "-c", "-a", "10.0.0.2", "-C", "3"),
-        ],
-        [None, None],
-    ),
+    "rdma_server": (start_examples("rdma_server.py", "rdma_client.py -s 10.0.0.2"), [None, None]),
+    "rdma_xserver": (start_examples("rdma_xserver.py", "rdma_xclient.py -s 10.0.0.2"), [None, None]),
+    "rping": (start_examples("rping.py -s", "rping.py -c -a 10.0.0.2 -C 3"), [None, None]),
+    "cmtime": (start_examples("cmtime.py -c 3", "cmtime.py -s 10.0.0.2 -c 3"), [None, None]),
 }
+
+
+def ends(fabric: Fabric, name: str, folder: Path) -> list[object]:
+    """Run programs on two hosts of a fabric; their results or errors."""
+    programs = PROGRAMS[name][0](fabric, fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2"), folder)
+    fabric.run(lambda: all(program.done for program in programs), seconds=300)
+    results: list[object] = []
+    for program in programs:
+        try:
+            results.append(program.result() if program.done else f"waits in {program.where}")
+        except (rdmacm.RdmaError, SystemExit) as error:
+            results.append(str(error))
+    return results
 
 
 def run(name: str, seed: int, folder: Path, **faults: float) -> tuple[list[object], list[tuple[object, ...]]]:
@@ -443,22 +442,22 @@ def run(name: str, seed: int, folder: Path, **faults: float) -> tuple[list[objec
     The log is without the checksums, as some of them send addresses of their memory.
     """
     with Fabric(seed, **faults) as fabric:  # type: ignore[arg-type]
-        a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
-        programs = PROGRAMS[name][0](fabric, a, b, folder)
-        fabric.run(lambda: all(program.done for program in programs), seconds=300)
-        results: list[object] = []
-        for program in programs:
-            try:
-                results.append(program.result() if program.done else f"waits in {program.where}")
-            except (rdmacm.RdmaError, SystemExit) as error:
-                results.append(str(error))
+        results = ends(fabric, name, folder)
         packets: list[tuple[object, ...]] = [
             (e.time, e.outcome, e.packet.source, e.packet.kind, e.packet.psn, len(e.data)) for e in fabric.log
         ]
     return results, packets
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # theirs
+#: What the programs leave open, and what ends their threads, is theirs.
+THEIRS = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+)
+
+
+@THEIRS
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_as_they_are(name: str, tmp_path: Path) -> None:
     results, packets = run(name, 1, tmp_path)
@@ -466,7 +465,7 @@ def test_programs_as_they_are(name: str, tmp_path: Path) -> None:
     assert packets
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # theirs
+@THEIRS
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_on_a_lossy_network(name: str, seed: int, tmp_path: Path) -> None:
@@ -475,6 +474,67 @@ def test_programs_on_a_lossy_network(name: str, seed: int, tmp_path: Path) -> No
     for found, expected in zip(first[0], PROGRAMS[name][1], strict=True):
         assert found == expected or isinstance(found, str), "a wrong result"
     assert first == run(name, seed, tmp_path, loss=0.2)
+
+
+# -- how connections end, with each loss by a rule ----------------------------------------------------------------
+
+
+def outcome(name: str, folder: Path, faults: str) -> list[object]:
+    """As :func:`run`, with a script of faults."""
+    with Fabric(1) as fabric:
+        fabric.faults = FaultScript.parse(faults)
+        return ends(fabric, name, folder)
+
+
+@THEIRS
+def test_a_send_whose_acknowledgement_is_lost_fails_if_the_peer_disconnects(tmp_path: Path) -> None:
+    found = outcome("README", tmp_path, "lose ACK 2 from a to client")
+    assert found == [None, "send 127.0.0.1:7471: the peer has disconnected [ECONNRESET]"]
+
+
+@THEIRS
+def test_a_script_that_fails_disconnects(tmp_path: Path) -> None:
+    """The peer has nothing to send, so nothing but the DREQ ends its wait."""
+    exceeded = "rping: transport retry counter exceeded"
+    assert outcome("rping", tmp_path, "lose ACK * from b") == [None, exceeded]
+    assert outcome("rping", tmp_path, "lose ACK * from a") == [exceeded, "rping: the server has disconnected"]
+
+
+@THEIRS
+def test_a_lost_dreq_of_a_script_that_fails_is_not_repeated(tmp_path: Path) -> None:
+    """As that of a process: no timer runs on a connection that is idle."""
+    found = outcome("rping", tmp_path, "lose ACK * from b\nlose DREQ 1 from a")
+    assert "waits in" in str(found[0])
+    assert found[1] == "rping: transport retry counter exceeded"
+
+
+def test_a_script_ends_as_a_process_does(tmp_path: Path) -> None:
+    """It waits for its threads but for daemons, and what it has not closed is destroyed; a function keeps that."""
+    path = tmp_path / "server.py"
+    path.write_text(
+        "import threading, time, rdmacm\n"
+        "listener = rdmacm.listen(('10.0.0.2', 7471))\n"
+        "kept = listener.accept()\n"
+        "threading.Thread(target=time.sleep, args=(10,)).start()\n"
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+
+    def ask() -> float:
+        with rdmacm.connect(("10.0.0.2", PORT), timeout=60) as connection:
+            with pytest.raises(rdmacm.RdmaError, match="disconnected"):
+                connection.recv()
+            return time.monotonic()
+
+    with Fabric() as fabric:
+        a, b = two(fabric)
+        for _ in range(2):  # the address is free again
+            began = fabric.now
+            b.script(path)
+            assert a.start(ask).result() == pytest.approx(began + 10, abs=0.001)
+        assert not fabric._programs._all
+        connection = b.start(rdmacm.listen, ("10.0.0.2", PORT)).result()
+        assert connection.port == PORT
+        connection.close()
 
 
 #: Prints a run of three clients with threads and a server with threads.

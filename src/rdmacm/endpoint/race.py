@@ -129,17 +129,20 @@ class _Race(Observable):
     def timeout_error(self, expired: Expired) -> RdmaError:
         """Return the error for a race that was not decided in time."""
         running = [attempt for attempt in self._attempts if attempt.error is None]
-        where = ", ".join(f"{attempt.name} still in {attempt.step}" for attempt in running)
+        where = ", ".join(f"{attempt.name} {attempt.progress()}" for attempt in running)
+        is_put_off = any(attempt.is_put_off for attempt in running)
         error = CmTimeoutError(
             errno.ETIMEDOUT,
             f"not connected within {expired.timeout} s: {where}",
             running[0].step if len(running) == 1 else "connect",
             ", ".join(attempt.name for attempt in running),
-            "a longer timeout, or checking that the peer is up",
+            "calling accept() or get_request() there, or a longer timeout"
+            if is_put_off
+            else "a longer timeout, or checking that the peer is up",
         )
         if len(self._attempts) + len(self._untried) > 1:
             for attempt in self._attempts:
-                error.add_note(f"tried {attempt.name}: {attempt.error or f'still in {attempt.step}'}")
+                error.add_note(f"tried {attempt.name}: {attempt.error or attempt.progress()}")
             for info in self._untried:
                 error.add_note(f"not tried {format_address(info.dst_addr)}")
         return error
@@ -254,6 +257,15 @@ class _Attempt:
         state.established("connect")
         cmid.context = state
         self._race.won(self)
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the peer has the request, and its application has not answered."""
+        return self._cmid is not None and self._cmid._backend.is_put_off
+
+    def progress(self) -> str:
+        """How far it has come, for error messages."""
+        return "has the request, and no program there has accepted it" if self.is_put_off else f"still in {self.step}"
 
     def end(self, reason: str) -> None:
         """Fail because of a fault in :meth:`handle`."""

@@ -155,6 +155,10 @@ class IdState(CommonIdState):
     def steps(self) -> tuple[Step, ...]:
         return tuple(Step(name, ns / 1000, str(result)) for name, ns, result in self.taken_steps)
 
+    @property
+    def is_put_off(self) -> bool:
+        return False  # the kernel does not tell
+
     # -- what the kernel knows of the id --------------------------------------------------------------
 
     def refresh(self, call: str) -> None:

@@ -366,6 +366,10 @@ class IdBackend(MulticastBackend, Protocol):
     def steps(self) -> tuple[Step, ...]:
         """The steps of binding and resolving so far, with their durations."""
 
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the peer has confirmed that it has the request of :meth:`connect`, before its application answers."""
+
     def explain(self) -> Explanation:
         """The last resolution of this id, and why it came out so; one without ``node`` where there was none."""
 

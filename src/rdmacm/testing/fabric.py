@@ -33,6 +33,7 @@ from rdmacm.interrupts.protection import run_finalizers
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
+    DELIVER,
     FabricPacket,
     Outcome,
     Verdict,
@@ -358,8 +359,17 @@ class Fabric:
         moments, ValueError for a time that is not finite.
 
         ``until`` may also be a coroutine, which is run as by ``asyncio.run``, but in virtual time
-        (:meth:`asyncio_loop`). Returns what it returns.
+        (:meth:`asyncio_loop`). Returns what it returns. Coroutines themselves do not call this: the fabric runs while
+        they wait. SimulationError if one does, as the others of its event loop would stop.
         """
+        loop = asyncio._get_running_loop()
+        if isinstance(loop, FabricLoop) and not loop.sleeps:
+            if asyncio.iscoroutine(until):
+                until.close()
+            raise SimulationError(
+                "the tasks of this event loop would stop while the fabric runs; try: await asyncio.sleep(seconds), "
+                "await asyncio.to_thread(program.result)"
+            )
         if asyncio.iscoroutine(until):
             with asyncio.Runner(loop_factory=self.asyncio_loop) as runner:
                 return runner.run(until)
@@ -375,7 +385,7 @@ class Fabric:
         """A new event loop of asyncio in virtual time: while it would sleep, the fabric runs."""
         if (program := current_program()) is not None:
             return program.new_event_loop()
-        return FabricLoop(lambda: self.now, self._block, lambda work: self._programs.start(None, work, "executor"))
+        return FabricLoop(self.clock, self._block, lambda work: self._programs.start(None, work, "executor"))
 
     def close(self) -> None:
         """End all programs where they wait. The fabric's ``with`` statement does that, too."""
@@ -395,6 +405,7 @@ class Fabric:
             raise SimulationError("two threads run the fabric at a time; try: host.start(function) instead of a thread")
         self._runner = thread
         try:
+            clock = self.clock
             for _ in range(self.max_steps):
                 self._progress()
                 checkpoint()
@@ -404,11 +415,11 @@ class Fabric:
                 at = self._next_deadline()
                 if at is None or at > limit:
                     if limit < math.inf:
-                        self.clock.now = max(self.now, limit)
+                        clock.now = max(clock.now, limit)
                     return done is None or done()
-                self.clock.now = max(self.now, at)
+                clock.now = max(clock.now, at)
                 self._deliver()
-                while self._calls and self._calls[0][0] <= self.now:
+                while self._calls and self._calls[0][0] <= clock.now:
                     heapq.heappop(self._calls)[2]()
         finally:
             self._runner = before
@@ -448,29 +459,44 @@ class Fabric:
 
     def _block(self, ready: Callable[[], Any], seconds: float | None) -> None:
         """Let an event loop wait until something is ready, for at most ``seconds``."""
-        if not self.run(ready, seconds=seconds) and seconds is None:
+        if not self._run(ready, math.inf if seconds is None else self.now + seconds) and seconds is None:
             raise SimulationError(f"asyncio waits for ever: at {self.now:.9f} s {self._pending_text()}{tasks_text()}")
 
     def _progress(self) -> None:
         """Let all hosts make progress until no handler has work left."""
         for _ in range(self.max_steps):
-            hosts = [host for host in self.hosts.values() if host._is_ready]
-            called = [host._progress() for host in hosts]
-            called.append(self._programs.run_ready())
+            hosts = (*self.hosts.values(),)  # a handler may add one
+            called = False
+            for host in hosts:
+                if host._progress():
+                    called = True
+            if self._programs.run_ready():
+                called = True
             # A subnet without latency delivers at once, perhaps to a host earlier in the list.
-            if not any(called) and not any(port.waiting for host in hosts for port in host.infiniband):
+            if self._subnets and any(port.waiting for host in hosts if host._is_ready for port in host.infiniband):
+                called = True
+            if not called:
                 for host in hosts:
-                    host._rest()
+                    if host._has_worked:
+                        host._rest()
                 return
         raise SimulationError(f"handlers trigger each other without end at {self.now:.9f} s")
 
     def _next_deadline(self) -> float | None:
         """The time of the next arrival or timer, in seconds; None without any."""
-        deadlines: list[float | None] = [heap[0][0] for heap in (self._in_flight, self._calls) if heap]
-        deadlines += [subnet.next_deadline() for subnet in self._subnets]
-        deadlines += [host._next_deadline() for host in self.hosts.values() if host.runs]
-        deadlines.append(self._programs.next_deadline())
-        at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
+        at = self._programs.next_deadline()
+        for heap in (self._in_flight, self._calls):
+            if heap and heap[0][0] < at:
+                at = heap[0][0]
+        for host in self.hosts.values():
+            if host.alive and not host.paused:
+                deadline = host._next_deadline()
+                if deadline is not None and deadline < at:
+                    at = deadline
+        for subnet in self._subnets:
+            deadline = subnet.next_deadline()
+            if deadline is not None and deadline < at:
+                at = deadline
         return at if at < math.inf else None
 
     def _pending_text(self) -> str:
@@ -550,8 +576,9 @@ class Fabric:
         damage = link._random.getrandbits(64)
         verdict = self.faults(packet) if self.faults is not None else None
         if verdict is None:
-            copies = 0 if lost else 1 + twice
-            verdict = Verdict(copies, later if late else 0.0, flips if damaged else 0)
+            verdict = DELIVER
+            if lost or twice or late or damaged:
+                verdict = Verdict(0 if lost else 1 + twice, later if late else 0.0, flips if damaged else 0)
         if not verdict.copies:
             self._record(Outcome.LOST, packet, packet.data)
             return
@@ -592,7 +619,8 @@ class Fabric:
         """Deliver all packets whose arrival time has come."""
         for subnet in self._subnets:
             subnet.settle()
-        while self._in_flight and self._in_flight[0][0] <= self.now:
+        clock = self.clock
+        while self._in_flight and self._in_flight[0][0] <= clock.now:
             _, _, packet, data = heapq.heappop(self._in_flight)
             host = self.hosts[packet.destination]
             to_group = is_multicast(packet.remote)
@@ -606,9 +634,23 @@ class Fabric:
                 outcome = Outcome.UNREACHABLE
             elif not host.wire.is_open:
                 outcome = Outcome.REFUSED
+                self._report_closed(packet, host)
             else:
                 outcome = Outcome.DELIVERED if host.wire.arrive(packet, data) else Outcome.OVERRUN
             self._record(outcome, packet, data)
+
+    def _report_closed(self, packet: FabricPacket, host: Host) -> None:
+        """Tell the sender of a packet that UDP port 4791 is closed, as ICMP does; the report may be lost, too."""
+        link = self._link(host.name, packet.source)
+        loss, latency = (self.loss if link.loss is None else link.loss), link.latency
+        if Random(f"{self.seed}/closed/{packet.number}").random() < loss:
+            return
+
+        def arrive() -> None:
+            if (host.name, packet.source) not in self._partitioned:
+                self.hosts[packet.source].wire.report_closed(packet)
+
+        self.call_at(self.now + (self.latency if latency is None else latency), arrive)
 
     def _record(self, outcome: Outcome, packet: FabricPacket, data: bytes) -> None:
         self.log._append(LogEntry(self.now, outcome, packet, data))

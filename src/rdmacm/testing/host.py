@@ -25,6 +25,7 @@ from rdmacm.proto.constants import BTH_LENGTH, MAX_SLOT, MULTICAST_QPN, ROCE_POR
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.provider.choice import CONTEXT_OPENER
+from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import (
@@ -38,15 +39,14 @@ from rdmacm.soft.wire.base import (
     WireRoute,
     group_key,
 )
-from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
 from rdmacm.testing.clock import HostClock, SimulationError
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.loop import FabricLoop
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
-from rdmacm.testing.programs import Program, Programs, current_program
+from rdmacm.testing.programs import Program, Programs, Script, current_program
 
 if TYPE_CHECKING:
-    from rdmacm.soft.event_queue import SoftQueue
     from rdmacm.testing.clock import VirtualClock
     from rdmacm.testing.log import FabricLog
     from rdmacm.testing.subnet import MemoryPort
@@ -139,7 +139,7 @@ class FabricWire(Wire):
     - ``capacity``: how many packets may wait to be processed; more are dropped, as by a full socket buffer.
     - ``open_error``: the errno with which opening fails, such as EMFILE; 0 to open.
     - ``tap``: called with each packet sent and received, for captures.
-    - ``on_undelivered``: never called: hosts of a fabric do not report undelivered packets.
+    - ``on_undelivered``: called with each request to a host that has not opened its device.
     """
 
     def __init__(self, fabric: Medium, host: Host, trains: bool, slot: int = 1) -> None:
@@ -149,6 +149,8 @@ class FabricWire(Wire):
         self._trains = trains
         #: Packets that :meth:`receive` has not returned yet.
         self._inbox: deque[Received] = deque()
+        #: Requests whose receiver has reported that its port is closed.
+        self._reports: deque[Undelivered] = deque()
         #: Tokens of :meth:`listen`.
         self._listening: list[tuple[int, bytes | None]] = []
         #: The multicast groups that it has joined, and the interfaces.
@@ -178,6 +180,7 @@ class FabricWire(Wire):
         self.is_open = False
         self.slots = (self.slot,)
         self._inbox.clear()
+        self._reports.clear()
         self._listening.clear()
         self._groups.clear()
 
@@ -189,8 +192,8 @@ class FabricWire(Wire):
 
     @property
     def waiting(self) -> int:
-        """Number of packets that :meth:`receive` has not returned yet."""
-        return len(self._inbox)
+        """Number of packets that :meth:`receive` has not returned yet, and of reports."""
+        return len(self._inbox) + len(self._reports)
 
     def unread_request_fds(self) -> Sequence[int]:
         return ()
@@ -199,6 +202,10 @@ class FabricWire(Wire):
         return False
 
     def receive(self, skip_poll: bool = False) -> Sequence[Received]:
+        while self._reports:
+            report = self._reports.popleft()
+            if self.on_undelivered is not None:
+                self.on_undelivered(report)
         inbox = self._inbox
         return [inbox.popleft() for _ in range(min(_MAX_BATCH, len(inbox)))]
 
@@ -219,6 +226,11 @@ class FabricWire(Wire):
         if self.tap is not None:
             self.tap(False, packet.remote, packet.local, packet.source_port, ROCE_PORT, (data,), 0)
         return True
+
+    def report_closed(self, packet: FabricPacket) -> None:
+        """Queue the report that the receiver of a request has closed its port; one about any other packet is lost."""
+        if self.is_open and is_request(packet.data) and slot_of_sender(packet.data) in self.slots:
+            self._reports.append(Undelivered(packet.data, packet.remote, errno.ECONNREFUSED, packet.remote))
 
     def _arrive_at_groups(self, packet: FabricPacket, data: bytes, remote: SocketAddress) -> None:
         """Queue a multicast packet once for each interface where the process is a member of the group."""
@@ -406,6 +418,18 @@ class SimProvider(SoftProvider):
         super().__init__(network, runtime=runtime, ports=ports, wire=wire, random=random, infiniband=infiniband)
         self.fabric = fabric
 
+    def open_queue(self) -> SoftQueue:
+        queue = super().open_queue()
+        program = current_program()
+        if program is not None and program.script is not None:
+            program.script.at_exit.append(partial(self._close_queue, queue))
+        return queue
+
+    def _close_queue(self, queue: SoftQueue) -> None:
+        """A script has ended: its ids are destroyed, as :meth:`leave` does at the end of a process."""
+        with self.runtime.lock:
+            queue.close()
+
     def check_event_loop(self, loop: object) -> None:
         """Raise SimulationError for a loop that would wait in real time, and so for ever."""
         if not isinstance(loop, FabricLoop):
@@ -490,6 +514,7 @@ class Host:
         self.lag = 0.0
         self._busy_until = 0.0
         self._has_worked = False
+        self._fabric_clock = fabric.clock
         self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
@@ -505,6 +530,7 @@ class Host:
         self.provider = SimProvider(
             fabric, self.network, self.wire, self.random, self.ports, self.infiniband, self.clock
         )
+        self._runtime = self.provider.runtime
         self.processes.append(self)
         #: Handlers registered by :meth:`on_event`.
         self._handlers: list[_EventHandler] = []
@@ -540,12 +566,15 @@ class Host:
             return self.fabric._programs.start(self, partial(target, *args), named)
 
     def script(self, path: str | PathLike[str], *arguments: str) -> Program[None]:
-        """As :meth:`start`, for a file of Python and its arguments. OSError, SyntaxError: it cannot be run."""
+        """As :meth:`start`, for a file of Python and its arguments. OSError, SyntaxError: it cannot be run.
+
+        It ends as a process does: its daemon threads end, and what it has not closed is destroyed.
+        """
         code = compile(Path(path).read_bytes(), str(path), "exec")
         names: dict[str, object] = {"__name__": "__main__", "__file__": str(path)}
         with self.as_default():
             return self.fabric._programs.start(
-                self, lambda: exec(code, names), Path(path).name, [str(path), *arguments]
+                self, lambda: exec(code, names), Path(path).name, [str(path), *arguments], Script(names)
             )
 
     def limit(self, *, max_qp: int | None = None, max_mr: int | None = None) -> None:
@@ -563,23 +592,22 @@ class Host:
     @property
     def _is_ready(self) -> bool:
         """Whether the host can do something now: it runs, and is not busy."""
-        return self.alive and not self.paused and self._busy_until <= self.fabric.now
+        return self.alive and not self.paused and self._busy_until <= self._fabric_clock.now
 
     def _worked(self) -> None:
         """The host has done something at this moment."""
         self._has_worked = True
 
     def _rest(self) -> None:
-        """A moment is over: a slow host is busy, if it has done something."""
-        if self._has_worked:
-            self._has_worked = False
-            self._busy_until = self.fabric.now + self.lag
+        """A moment is over in which the host has done something: a slow one is busy."""
+        self._has_worked = False
+        self._busy_until = self._fabric_clock.now + self.lag
 
     def _next_deadline(self) -> float | None:
         """When the host has to make progress next, in seconds of the fabric's clock; None without a reason."""
-        deadline = self.provider.runtime.next_deadline()
+        deadline = self._runtime.next_deadline()
         at = None if deadline is None else self.clock.when(deadline)
-        if self._busy_until > self.fabric.now:  # packets may wait for it
+        if self._busy_until > self._fabric_clock.now:  # packets may wait for it
             return self._busy_until if at is None else max(at, self._busy_until)
         return at
 
@@ -619,25 +647,25 @@ class Host:
     @property
     def waiting(self) -> int:
         """Number of packets and datagrams that have arrived and are not processed yet."""
-        return self.wire.waiting + sum(port.waiting for port in self.infiniband)
-
-    def _is_idle(self) -> bool:
-        """Whether progress would do nothing: no packet, timer or change of the network waits for it."""
-        if self.wire.waiting or self.infiniband or self.network.has_changed:
-            return False
-        deadline = self.provider.runtime.next_deadline()
-        return deadline is None or deadline > self.clock()
+        waiting = self.wire.waiting
+        return waiting + sum(port.waiting for port in self.infiniband) if self.infiniband else waiting
 
     def _progress(self) -> bool:
-        """Process everything that is due now; return whether a handler was called."""
-        if not self._is_idle():
-            deadline = self.provider.runtime.next_deadline()
-            if self.wire.waiting or (deadline is not None and deadline <= self.clock()):
-                self._worked()
-            self.provider.runtime.progress()
+        """Process everything that is due now, if the host is ready; return whether a handler was called."""
+        if not self.alive or self.paused or self._busy_until > self._fabric_clock.now:
+            return False
+        runtime = self._runtime
+        is_due = self.wire.waiting > 0
+        if not is_due:
+            deadline = runtime.next_deadline()
+            is_due = deadline is not None and deadline <= self.clock()
+        if is_due:
+            self._worked()
+        if is_due or self.infiniband or self.network.has_changed:
+            runtime.progress()
             left = self.waiting
             while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
-                self.provider.runtime.progress()
+                runtime.progress()
                 left, before = self.waiting, left
                 if left >= before:
                     break

@@ -43,9 +43,16 @@ class _Selector(selectors.DefaultSelector):
 
     def __init__(self, block: Callable[[Callable[[], bool], float | None], object]) -> None:
         super().__init__()
-        self.called = False
-        self._block = block
+        self.called = self.sleeps = False
+        self._run = block
         self._turns = 0
+
+    def _block(self, is_over: Callable[[], bool], seconds: float | None) -> None:
+        self.sleeps = True
+        try:
+            self._run(is_over, seconds)
+        finally:
+            self.sleeps = False
 
     def select(self, timeout: float | None = None) -> _Ready:
         self.called = False
@@ -60,8 +67,9 @@ class _Selector(selectors.DefaultSelector):
             look = super().select
 
             def is_over() -> bool:
-                ready.extend(look(0))
-                return bool(ready) or self.called
+                if not self.called:
+                    ready.extend(look(0))
+                return self.called or bool(ready)
 
             self._block(is_over, timeout)
         return ready
@@ -85,6 +93,11 @@ class FabricLoop(asyncio.SelectorEventLoop):
         numbers = itertools.count()
         super().__init__(self._fabric_selector)
         self.set_task_factory(lambda loop, coro, **options: _Task(coro, loop=loop, number=next(numbers), **options))
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it has nothing to call, so that the fabric runs."""
+        return self._fabric_selector.sleeps
 
     def time(self) -> float:
         return self._clock()

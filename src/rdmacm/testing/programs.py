@@ -8,9 +8,11 @@ their order, and time passes only while all of them wait.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -19,6 +21,8 @@ from math import inf
 from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
+from rdmacm.errors import CmTimeoutError
+from rdmacm.interrupts.protection import run_finalizers
 from rdmacm.testing.blocking import Blockable, blocking_calls, calling, calls_blockable
 from rdmacm.testing.clock import HostClock, SimulationError, VirtualClock
 from rdmacm.testing.loop import FabricLoop
@@ -59,6 +63,38 @@ class Machine(Protocol):
         """Count that it has done something."""
 
 
+class Script:
+    """What all threads of a script share, which ends as a process does: with the last of them that is no daemon.
+
+    ``variables``: those of its module. ``at_exit`` is called at its end.
+    """
+
+    def __init__(self, variables: dict[str, object]) -> None:
+        self.at_exit: list[Callable[[], object]] = []
+        #: What has ended its threads.
+        self.errors: list[BaseException | None] = []
+        self._variables = variables
+
+    def end(self) -> None:
+        """Destroy what it has not closed. As at the end of a process, nothing warns of that."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            for call in self.at_exit:
+                call()
+            self.at_exit.clear()
+            seen: set[BaseException | None] = {None}
+            while self.errors:
+                error = self.errors.pop()
+                if error is not None and error not in seen:
+                    seen.add(error)
+                    traceback.clear_frames(error.__traceback__)
+                    self.errors += error.__cause__, error.__context__
+            self._variables.clear()
+            if len(seen) > 1:
+                gc.collect()
+            run_finalizers()
+
+
 class Strand(Blockable, Generic[T]):
     """A thread of a program, and its turns."""
 
@@ -71,9 +107,12 @@ class Strand(Blockable, Generic[T]):
         *,
         arguments: list[str] | None = None,
         thread: threading.Thread | None = None,
+        script: Script | None = None,
     ) -> None:
         """``arguments``: its sys.argv. ``thread``: one that the program has made, and starts itself."""
         self.name = name
+        self.script = script
+        self.is_daemon = thread is not None and thread.daemon
         self.done = False
         self.host = host
         #: Whether it is to end where it waits.
@@ -125,18 +164,27 @@ class Strand(Blockable, Generic[T]):
 
     def run(self) -> None:
         """The body of the thread."""
+        # All are daemons for the interpreter. A thread that this one makes is none, unless it says so.
+        threading.current_thread()._daemonic = self.is_daemon  # type: ignore[attr-defined]
         self._go.acquire()
         try:
             with calling(self):
                 self.ran = True
                 if not self.killed:
                     self.value = self._context.run(self._target)
-        except ProgramKilled:
-            pass
+        except ProgramKilled as error:
+            if self.script is not None:
+                self.script.errors.append(error)
         except SystemExit as error:
             self.error = error if error.code else None
+            if self.script is not None:
+                self.script.errors.append(error)
         except BaseException as error:
             self.error = error
+            if self.script is not None:
+                self.script.errors.append(error)
+            if isinstance(error, CmTimeoutError) and (others := self.programs.waiting_text(self)):
+                error.add_note(f"on the fabric, at {self.programs.clock.now:.9f} s{others}")
             if not self._is_own_thread:
                 raise  # threading.excepthook reports it
         finally:
@@ -170,8 +218,9 @@ class Strand(Blockable, Generic[T]):
         return self.wait(ready, self.limit(seconds))
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        name = f"executor of {self.name}"
         return FabricLoop(
-            self.now, self.block, lambda work: self.programs.start(self.host, work, f"executor of {self.name}")
+            self.now, self.block, lambda work: self.programs.start(self.host, work, name, script=self.script)
         )
 
     def limit(self, seconds: float | None) -> float:
@@ -191,7 +240,7 @@ class Strand(Blockable, Generic[T]):
 
     def adopt(self, thread: threading.Thread) -> Callable[[], bool]:
         """A thread that this program has made and is about to start is a program, too."""
-        program = Strand(self.programs, self.host, thread.run, thread.name, thread=thread)
+        program = Strand(self.programs, self.host, thread.run, thread.name, thread=thread, script=self.script)
         thread.run = program.run  # type: ignore[method-assign]
         thread.daemon = True
         self.programs.add(program)
@@ -216,10 +265,15 @@ class Programs:
         self.back.acquire()
 
     def start(
-        self, host: Machine | None, target: Callable[[], T], name: str, arguments: list[str] | None = None
+        self,
+        host: Machine | None,
+        target: Callable[[], T],
+        name: str,
+        arguments: list[str] | None = None,
+        script: Script | None = None,
     ) -> Program[T]:
         """Start a program, whose first turn comes when the fabric runs."""
-        strand = Strand(self, host, target, name, arguments=arguments)
+        strand = Strand(self, host, target, name, arguments=arguments, script=script)
         self.add(strand)
         with calling(None):  # the start of a thread waits for it
             _Thread.start(strand.thread)
@@ -237,8 +291,23 @@ class Programs:
                 if not ran:  # one that only looks may do so for another one of its host, which has looked before
                     looking = Counter(program.host for program in self._all if program.looks)
                     ran = self._give_turns([program for program in self._all if looking[program.host] > 1])
-            self._all = [program for program in self._all if not program.done]
+            ended = [program for program in self._all if program.done]
+            if ended:
+                self._all = [program for program in self._all if not program.done]
+                for program in ended:
+                    if program.script is not None:
+                        program.thread.join()  # it holds what it has used until it is over
+                        self._end(program.script, was_killed=program.killed)
         return ran
+
+    def _end(self, script: Script, *, was_killed: bool) -> None:
+        """A thread of a script has ended, perhaps the last one."""
+        left = [program for program in self._all if program.script is script]
+        if not was_killed and all(program.is_daemon for program in left):
+            for program in left:
+                program.killed = True
+        if not left:
+            script.end()
 
     def _give_turns(self, programs: list[Strand[Any]]) -> bool:
         ran = False
@@ -270,9 +339,13 @@ class Programs:
         if not program.done and not self._run(lambda: program.done):
             raise SimulationError(f"{program} waits for ever in {program.where()}{self.waiting_text()}")
 
-    def waiting_text(self) -> str:
-        """The programs that wait, and where, for error messages."""
-        waiting = [f"{program.name} in {program.where()}" for program in self._all if not program.done]
+    def waiting_text(self, but: Strand[Any] | None = None) -> str:
+        """The programs that wait, and where, for error messages; all but one."""
+        waiting = [
+            f"{program.name}{'' if program.host is None else f' on host {program.host.name}'} in {program.where()}"
+            for program in self._all
+            if not program.done and program is not but
+        ]
         return f"; programs that wait: {', '.join(waiting)}" if waiting else ""
 
     def kill(self, host: Machine | None = None) -> None:

@@ -111,6 +111,8 @@ class CmConnection:
     unanswered_mad: bytes = b""
     #: Whether an MRA has extended the wait after the last copy. One may; otherwise a peer could prolong it without end.
     was_extended: bool = False
+    #: Whether an MRA has answered the REQ: the peer's user takes long, or does not answer at all.
+    is_put_off: bool = False
     #: How many MADs may be sent to a peer that has not answered yet; None once it has, and for an active side.
     allowance: int | None = None
     #: The user has destroyed the connection and gets no more events.

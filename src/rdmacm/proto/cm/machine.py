@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 from rdmacm.proto.cm import outgoing
-from rdmacm.proto.cm.codes import RejectReason, SidrStatus
+from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
 from rdmacm.proto.cm.connection import CmConnection, DropReason
 from rdmacm.proto.cm.events import Event, NetworkError
 from rdmacm.proto.cm.messages import MRA, REP, REQ, SIDR_REP, Message
@@ -144,6 +144,7 @@ class StateMachine:
     def _extend_wait(self, connection: CmConnection, now: float, message: object, _: bytes) -> None:
         if isinstance(message, MRA) and not connection.was_extended:
             connection.was_extended = True
+            connection.is_put_off |= message.message_mraed == MessageKind.REQ
             wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
             self._connections.set_timer(connection, now + wait)
 

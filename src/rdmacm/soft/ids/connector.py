@@ -64,6 +64,10 @@ class Connector(Protocol):
     def is_established(self) -> bool:
         """Whether there is a connection, and both sides know."""
 
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the peer has confirmed that it has the request, before its application has answered."""
+
     # -- passive side ---------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:

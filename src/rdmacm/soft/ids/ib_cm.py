@@ -152,6 +152,10 @@ class IbCmConnector:
         return self._connection is not None and self._connection.state in states.CONNECTED
 
     @property
+    def is_put_off(self) -> bool:
+        return self._connection is not None and self._connection.is_put_off
+
+    @property
     def _cm(self) -> ConnectionManager:
         return self._user.link.cm
 
@@ -487,6 +491,8 @@ class IbCmConnector:
             case Unreachable():
                 is_active = self._connection is None or self._connection.is_active
                 text = "the peer did not answer" if is_active else "the peer's confirmation (RTU) has not arrived"
+                if self.is_put_off:
+                    text = "the peer has the request, and no program there has accepted it"
                 user.unreachable(-errno.ETIMEDOUT, text)
             case SidrReply():
                 self._datagram_replied(event.reply)

@@ -231,6 +231,10 @@ class SoftId(IdState):
     def steps(self) -> tuple[Step, ...]:
         return steps_of(self, self.lookup)
 
+    @property
+    def is_put_off(self) -> bool:
+        return self.connector.is_put_off
+
     def explain(self) -> Explanation:
         with self.runtime.lock:
             lookup = self.lookup
