@@ -35,7 +35,7 @@ BESIDE = {
 NAVIGATION: dict[str, list[str]] = {
     "Learn": ["course/", "tour"],
     "Do": [
-        *("connections", "asyncio", "verbs", "infiniband", "kernel", "containers", "porting", "pyverbs"),
+        *("connections", "asyncio", "rsocket", "verbs", "infiniband", "kernel", "containers", "porting", "pyverbs"),
         *("ci", "run", "testing", "simulation", "debugging", "trace"),
     ],
     "Look up": [

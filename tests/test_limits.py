@@ -19,6 +19,7 @@ from rdmacm import CmEventType, ConnParam, open_device
 from rdmacm.cmid import lookups
 from rdmacm.cmid.lookups import NameLookup, NameLookups
 from rdmacm.endpoint import listening
+from rdmacm.endpoint.admission import _MAX_HALF_OPEN
 from rdmacm.net import NeighbourState
 from rdmacm.progress import containment
 from rdmacm.progress.containment import InternalErrors
@@ -91,7 +92,7 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "connections of a process": (65536,),
     "backlog": (identifier._MAX_BACKLOG,),
     "connections in progress": (listening._MAX_IN_PROGRESS,),
-    "half-open": (listening._MAX_HALF_OPEN,),
+    "half-open": (_MAX_HALF_OPEN,),
     "seconds of a timeout": (timeouts.seconds(timeouts.MAX_EXPONENT),),
     "UNREACHABLE": (1,),
     "alternate paths": (1,),
@@ -241,12 +242,12 @@ def test_connections_in_progress_are_limited() -> None:
     fabric = Fabric(1)
     both = Ends(fabric)
     limit = listening._MAX_IN_PROGRESS
-    assert both.listener._has_room()
-    both.listener._ready.extend([object()] * (limit - 1))  # type: ignore[list-item]
-    assert both.listener._has_room()
-    both.listener._ready.append(object())  # type: ignore[arg-type]
-    assert not both.listener._has_room()
-    both.listener._ready.clear()
+    assert both.listener._admission.has_room(limit)
+    both.listener._admission._ready.extend([object()] * (limit - 1))  # type: ignore[list-item]
+    assert both.listener._admission.has_room(limit)
+    both.listener._admission._ready.append(object())  # type: ignore[arg-type]
+    assert not both.listener._admission.has_room(limit)
+    both.listener._admission._ready.clear()
     cores = both.connect()
     both.close(*cores)
 

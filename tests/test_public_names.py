@@ -28,17 +28,25 @@ PUBLIC = [
     "rdmacm.explanation",
     "rdmacm.ib",
     "rdmacm.lab",
+    "rdmacm.rsocket",
     "rdmacm.testing",
     "rdmacm.verbs",
 ]
 #: Those with a list of their names, and the longest page of help() in lines.
-INDEXES = {"rdmacm": 130, "rdmacm.ib": 60, "rdmacm.lab": 35, "rdmacm.testing": 90, "rdmacm.verbs": 90}
+INDEXES = {
+    "rdmacm": 130,
+    "rdmacm.ib": 60,
+    "rdmacm.lab": 35,
+    "rdmacm.rsocket": 50,
+    "rdmacm.testing": 90,
+    "rdmacm.verbs": 90,
+}
 #: The modules with the interfaces for other providers, networks and wires. Users can import their types.
 INTERFACES = ["rdmacm.provider", "rdmacm.verbs.backend", "rdmacm.net", "rdmacm.soft.wire.base"]
 #: The classes whose objects only the package makes. Their constructors take internal objects.
 MADE_BY_THE_PACKAGE = {
     *("rdmacm.CmEvent", "rdmacm.Connection", "rdmacm.Listener", "rdmacm.Request", "rdmacm.Region", "rdmacm.Service"),
-    *("rdmacm.aio.AsyncConnection", "rdmacm.aio.AsyncListener", "rdmacm.aio.AsyncRequest"),
+    *("rdmacm.aio.AsyncConnection", "rdmacm.aio.AsyncListener", "rdmacm.aio.AsyncRequest", "rdmacm.aio.StreamServer"),
     "rdmacm.lab.LabHost",
     *("rdmacm.testing.FabricWire", "rdmacm.testing.Host", "rdmacm.testing.Program"),
     *("rdmacm.verbs.AsyncEvent", "rdmacm.Context"),

@@ -67,6 +67,7 @@ Public modules
     rdmacm.cma               the functions, structures and constants of librdmacm and libibverbs, under C's names
     rdmacm.testing           simulated hosts, networks, faults and clocks, to test programs without a network
     rdmacm.lab               hosts in network namespaces of one machine, for any user
+    rdmacm.rsocket           sockets over RDMA, as of the module socket
     rdmacm.ib                InfiniBand ports, and queries to the subnet administrator
     rdmacm.explanation       the parts of an Explanation
 
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from rdmacm import explanation as explanation
     from rdmacm import ib as ib
     from rdmacm import lab as lab
+    from rdmacm import rsocket as rsocket
     from rdmacm import testing as testing
     from rdmacm import verbs as verbs
     from rdmacm.address import Gid as Gid
@@ -208,7 +210,7 @@ _NAMES = {
 _LAZY = {name: module for module, names in _NAMES.items() for name in names}
 
 #: The public modules, which are attributes of the package without an import; those of interfaces are for few.
-_MODULES = {"aio", "cma", "explanation", "ib", "lab", "testing", "verbs"}
+_MODULES = {"aio", "cma", "explanation", "ib", "lab", "rsocket", "testing", "verbs"}
 _INTERFACES = {"net", "provider"}
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name

@@ -1,6 +1,7 @@
 """Connections for asyncio: :func:`connect` and :func:`listen` as in :mod:`rdmacm`, with coroutine methods.
 
-:func:`start_server` runs a handler for each client.
+:func:`start_server` runs a handler for each client. :func:`open_rsocket_connection` and :func:`start_rsocket_server`
+have the streams of :mod:`asyncio` for rsockets (:mod:`rdmacm.rsocket`).
 :func:`async_events` iterates over the asynchronous events of a device.
 
 Each event loop has one driver for each provider. The driver watches one file descriptor of the provider; when that is
@@ -19,9 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from errno import ENOENT
 from functools import partial
+from socket import AF_INET, AF_INET6, SOCK_STREAM
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -33,11 +37,14 @@ from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
 from rdmacm.endpoint.listening import ListenerState, listening_hosts
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine, hosts_of
-from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
+from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.interrupts.protection import interruptible
 from rdmacm.provider import Provider, get_provider
 from rdmacm.provider.choice import noting_the_choice
 from rdmacm.provider.connparam import MAXIMUM
+from rdmacm.rsocket.listening import listen_for_streams
+from rdmacm.rsocket.stream import connect_stream
+from rdmacm.rsocket.transport import StreamServer, open_streams
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.device import Context
@@ -49,10 +56,13 @@ __all__ = [
     "AsyncListener",
     "AsyncRequest",
     "AsyncServer",
+    "StreamServer",
     "async_events",
     "connect",
     "get_async_event",
     "listen",
+    "open_rsocket_connection",
+    "start_rsocket_server",
     "start_server",
 ]
 
@@ -462,6 +472,61 @@ async def start_server(
         pd=pd,
     )
     return AsyncServer(listener, handler)
+
+
+async def open_rsocket_connection(
+    host: str, port: int, *, limit: int = 1 << 16, provider: str | Provider | None = None, family: int = 0
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect an rsocket, as :func:`asyncio.open_connection` connects a TCP socket; return its reader and writer.
+
+    The addresses of the host are tried one after the other, and the last error is raised. ``limit``: the bytes that the
+    reader may hold, after which it pauses the peer. ``family``: AF_INET or AF_INET6, to use only such addresses. The
+    transport is of :mod:`rdmacm.rsocket`: ``writer.get_extra_info`` knows ``peername``, ``sockname`` and ``cmid``.
+    """
+    last: OSError | None = None
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=SOCK_STREAM)
+    for kind, _, _, _, address in found:
+        if kind not in (AF_INET, AF_INET6):
+            continue
+        dispatcher = _Driver.get(get_provider(provider, [host]))
+        try:
+            destination = (str(address[0]), *address[1:])
+            with noting_the_choice(provider, [host]):
+                state = await _execute(dispatcher, connect_stream(dispatcher, destination))
+            return open_streams(state, limit)
+        except OSError as error:
+            last = error
+        finally:
+            dispatcher.release()
+    raise last or cm_error(ENOENT, "the host has no address", "open_rsocket_connection", host)
+
+
+async def start_rsocket_server(
+    client_connected_cb: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None],
+    host: str | None = None,
+    port: int = 0,
+    *,
+    limit: int = 1 << 16,
+    backlog: int = 100,
+    provider: str | Provider | None = None,
+) -> StreamServer:
+    """Listen for rsockets, as :func:`asyncio.start_server` listens for TCP sockets.
+
+    ``client_connected_cb(reader, writer)`` is called for each client; a coroutine runs as a task. ``host`` None is any
+    address, ``port`` 0 a free port. Errors are those of :meth:`rdmacm.rsocket.socket.bind`.
+    """
+    address: SockAddr | tuple[None, int] = (host or "", port)
+    if host:
+        with contextlib.suppress(socket.gaierror):  # bind_addr() says what is wrong with it
+            address = await asyncio.get_running_loop().run_in_executor(None, _look_up, (host, port))
+    hosts = listening_hosts(address)
+    dispatcher = _Driver.get(get_provider(provider, hosts))
+    try:
+        with noting_the_choice(provider, hosts):
+            listener = dispatcher.drive_once(lambda: listen_for_streams(dispatcher, address, backlog))
+            return StreamServer(listener, client_connected_cb, limit)
+    finally:
+        dispatcher.release()
 
 
 def _look_up(address: SockAddr) -> SockAddr:

@@ -184,7 +184,7 @@ def test_missing_rtu_ends_the_request() -> None:
     fabric.crash("a")
     fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
     # No public attribute shows half-open connections.
-    assert not ends.listener._half_open
+    assert not ends.listener._admission._half_open
     assert len(ends.b.provider.host.mux) == 0
     assert not accepting.done
     accepting.cancel()
@@ -336,7 +336,7 @@ def test_many_simultaneous_connections_are_accepted() -> None:
 
 def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     # The limit is not an option: it only bounds the memory that a flood of requests can take.
-    monkeypatch.setattr("rdmacm.endpoint.listening._MAX_HALF_OPEN", 3)
+    monkeypatch.setattr("rdmacm.endpoint.admission._MAX_HALF_OPEN", 3)
     fabric = Fabric(1)
     ends = Ends(fabric)
 
@@ -350,7 +350,7 @@ def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pyt
         for part in (accepting, *attempts):
             part.turn()
         fabric.run(seconds=0.001)
-    assert len(ends.listener._half_open) == 3
+    assert len(ends.listener._admission._half_open) == 3
     assert len(ends.b.provider.host.mux) == 3
     accepting.cancel()
     made = [attempt.result for attempt in attempts if attempt.error is None]

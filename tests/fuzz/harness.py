@@ -32,6 +32,7 @@ _MODULES = (
     "fuzz.devices",
     "fuzz.groups",
     "fuzz.windows",
+    "fuzz.rsockets",
     "fuzz.traces",
 )
 

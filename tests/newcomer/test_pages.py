@@ -98,6 +98,8 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "python3 server.py": OwnTerminal(),
     "rdmacm rping -s": OwnTerminal(),
     "rdmacm ucmatose -c 100": OwnTerminal(),
+    "rdmacm rstream -S 4000 -C 50 -I 3 -T v": OwnTerminal(),
+    "rdmacm rcopy --directory .": OwnTerminal(),
     "rdmacm run --serve": OwnTerminal(),
     "rdmacm check --serve": OwnTerminal(),
     "rdmacm lab up --mtu 4200 --delay 0.001": OwnTerminal(),

@@ -45,6 +45,8 @@ ENVIRONMENT = {
     "ucmatose": {"RDMACM_PROVIDER", "RDMACM_CORE"},
     "udaddy": {"RDMACM_PROVIDER"},
     "mckey": {"RDMACM_PROVIDER"},
+    "rstream": {"RDMACM_PROVIDER", "RDMACM_CORE"},
+    "rcopy": {"RDMACM_PROVIDER", "RDMACM_CORE"},
     "cmtime": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
     "perf": {"RDMACM_PROVIDER", "RDMACM_CORE", "NO_COLOR"},
     "doctor": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_CORE", "NO_COLOR"},

@@ -1,4 +1,4 @@
-"""The options of rping, ucmatose, udaddy, mckey and cmtime: librdmacm's (44.0), their defaults and limits."""
+"""The options of tools that librdmacm has, too: its options (44.0), their defaults and limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Option(NamedTuple):
 
 
 #: C's getopt strings: "a:I:Pp:C:S:t:scvVdq" (-t is refused), "s:b:f:P:c:C:S:t:p:a:m",
-#: "s:b:c:C:S:t:p:P:f:", "m:M:sb:c:C:S:p:ol" and "s:b:c:p:r:t:".
+#: "s:b:c:C:S:t:p:P:f:", "m:M:sb:c:C:S:p:ol", "s:b:c:p:r:t:", "s:b:f:B:i:I:C:S:p:k:T:" and "p:".
 TOOLS = {
     "rping": [
         Option("s", default=False),
@@ -84,9 +84,31 @@ TOOLS = {
         Option("r", True, 2, ("0", "1000"), ("1001",)),
         Option("t", True, 2000, ("1", "2147483647"), ("0", "2147483648")),
     ],
+    "rstream": [
+        Option("s", True),
+        Option("b", True),
+        Option("f", True, "name", ("name", "ip", "ipv6"), ("ib", "gid")),
+        Option("B", True, 1 << 19, ("1", "2147483647"), ("2147483648",)),
+        Option("i", True, 64, ("0", "2147483647"), ("-1",)),
+        Option("I", True, None, ("0", "2147483647"), ("2147483648",)),
+        Option("C", True, None, ("0", "2147483647"), ("2147483648",)),
+        Option("S", True, None, ("all", "1000")),
+        Option("p", True, 7471, ("0", "65535"), ("65536",)),
+        Option("k", True, None, ("0", "30"), ("x",)),
+        Option("T", True, []),
+    ],
+    "rcopy": [Option("p", True, 7427, ("0", "65535"), ("65536",))],
 }
 #: Letters that C's tool does not have.
-OWN = {"rping": set(), "ucmatose": {"V"}, "udaddy": set(), "mckey": set(), "cmtime": set()}
+OWN = {
+    "rping": set(),
+    "ucmatose": {"V"},
+    "udaddy": set(),
+    "mckey": set(),
+    "cmtime": set(),
+    "rstream": set(),
+    "rcopy": set(),
+}
 ROWS = [pytest.param(tool, option, id=f"{tool} -{option.letter}") for tool, rows in TOOLS.items() for option in rows]
 
 

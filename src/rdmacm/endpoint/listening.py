@@ -1,16 +1,9 @@
-"""The state of one listener: pending requests, half-open connections, and established ones not accepted yet.
-
-A connection is half-open from our REP until the peer's RTU. A peer that never sends the RTU must not block others:
-after ``_RTU_GRACE`` seconds its connection no longer counts against the limit of connections in progress. It is
-destroyed when the connection manager has repeated the REP as often as it may, or earlier when there are too many
-half-open connections.
-"""
+"""The state of one listener: the next request, and the connections that ``accept`` has not returned."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from socket import AF_INET, AF_INET6
@@ -19,6 +12,7 @@ from typing import TypeAlias
 from rdmacm.address import InetAddr, SockAddr, format_address, lookup_address
 from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import CmEventType, PortSpace
+from rdmacm.endpoint.admission import RTU_GRACE, Admission
 from rdmacm.endpoint.connection_state import ConnectionOptions, ConnectionState
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
@@ -28,10 +22,6 @@ ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
 #: Maximum number of connections in progress, or established and not returned by ``accept``; further requests wait.
 _MAX_IN_PROGRESS = 64
-#: Seconds after which a half-open connection no longer counts as in progress.
-_RTU_GRACE = 0.5
-#: Maximum number of half-open connections; beyond it the oldest is destroyed.
-_MAX_HALF_OPEN = 256
 #: Bytes of private data in a REP (InfiniBand Architecture 12.6.8: 196).
 _MAX_ACCEPT_DATA = 196
 #: Returned by :meth:`ListenerState._take_connection` when requests wait for room.
@@ -131,12 +121,10 @@ class ListenerState(Observable):
         self.last_error: RdmaError | None = None
         #: The next request to answer. The others are in the backlog of the listening id, where they cost little.
         self._request: IncomingRequest | None = None
-        #: Connections that wait for the RTU, oldest first, with the time of their REP (seconds, dispatcher's clock).
-        self._half_open: dict[ConnectionState, float] = {}
-        #: Established connections that no call of ``accept`` has returned.
-        self._ready: deque[ConnectionState] = deque()
+        #: The connections that no call of ``accept`` has returned.
+        self._admission: Admission[ConnectionState] = Admission(dispatcher.clock, self.changed)
         #: The listening id.
-        self.cmid = _create_bound_id(dispatcher, address)
+        self.cmid = create_bound_id(dispatcher, address)
         try:
             self.cmid.context = self
             self.cmid.allow_requests(1)
@@ -191,7 +179,7 @@ class ListenerState(Observable):
         try:
             while True:
                 # When half-open connections exhaust the limit, room comes with time alone: no event ends the wait.
-                until = self.dispatcher.clock() + _RTU_GRACE if is_full else None
+                until = self.dispatcher.clock() + RTU_GRACE if is_full else None
                 found = yield Wait(self, partial(self._take_connection, private_data, is_full), until)
                 if isinstance(found, ConnectionState):
                     return found
@@ -206,11 +194,12 @@ class ListenerState(Observable):
         ``was_full``: the previous call has returned _FULL.
         """
         self._check_listening("accept")
-        if self._ready:
-            return self._ready.popleft()
+        state = self._admission.take()
+        if state is not None:
+            return state
         if self._request is None:
             return None
-        if not self._has_room():
+        if not self._admission.has_room(_MAX_IN_PROGRESS):
             return None if was_full else _FULL
         incoming = self._next_request()
         assert incoming is not None
@@ -219,45 +208,16 @@ class ListenerState(Observable):
         except RdmaError as error:  # the peer gave up, or asked for something impossible; serve the others
             self.last_error = _without_frames(error)
             return _ANSWERED
-        state.lifecycle.wakers.append(partial(self._lifecycle_changed, state))
-        self._half_open[state] = self.dispatcher.clock()
-        if len(self._half_open) > _MAX_HALF_OPEN:
-            oldest = next(iter(self._half_open))
-            del self._half_open[oldest]
-            oldest.release()
+        self._admission.add(state)
         return _ANSWERED
-
-    def _has_room(self) -> bool:
-        busy, since = len(self._ready), self.dispatcher.clock() - _RTU_GRACE
-        for replied_at in reversed(self._half_open.values()):
-            if replied_at <= since:
-                break
-            busy += 1
-        return busy < _MAX_IN_PROGRESS
-
-    def _lifecycle_changed(self, state: ConnectionState) -> None:
-        """Process a half-open connection that was established or has failed."""
-        if state not in self._half_open:
-            return
-        del self._half_open[state]
-        state.lifecycle.wakers.clear()
-        if state.is_established:
-            self._ready.append(state)
-        else:
-            state.release()
-        self.changed()
 
     def close(self) -> None:
         """Stop listening; drop all requests, and all connections that ``accept`` has not returned."""
         if self.dispatcher.drive_once(self._begin_close):
             if self._request is not None:
                 self._request.drop()
-            for state in (*self._half_open, *self._ready):
-                state.lifecycle.wakers.clear()
-                state.release()
+            self._admission.close()
             self._request = None
-            self._half_open.clear()
-            self._ready.clear()
             self.cmid.context = None
             self.cmid.destroy()
             self.dispatcher.release()
@@ -295,7 +255,7 @@ def listening_hosts(address: ListenAddress) -> list[str]:
     return [address[0]] if isinstance(address, tuple) and address and address[0] and isinstance(address[0], str) else []
 
 
-def _create_bound_id(dispatcher: Dispatcher, address: ListenAddress) -> CmId:
+def create_bound_id(dispatcher: Dispatcher, address: ListenAddress) -> CmId:
     """Return an id bound to an address. Without a host, that is the wildcard address of IPv6 (and IPv4).
 
     On a host without IPv6, it is the wildcard address of IPv4.

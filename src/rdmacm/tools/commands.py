@@ -23,6 +23,8 @@ GROUPS = {
         "ucmatose": "exchange messages over several connections, as ucmatose(1)",
         "udaddy": "exchange datagrams, as udaddy(1)",
         "mckey": "send datagrams to a multicast group, as mckey(1)",
+        "rstream": "send bytes to and fro through an rsocket, as rstream(1)",
+        "rcopy": "copy a file to another host through an rsocket, as rcopy(1)",
     },
     "Measure": {
         "cmtime": "time each step of setting up connections",
