@@ -207,7 +207,6 @@ def _connect(host: str) -> tuple[CmId, MR, int, int]:
 def reader(host: str) -> None:
     """For each line of input, a number of seconds: read the server's memory, and print how often; -1: it was lost."""
     cmid, region, address, rkey = _connect(host)
-    assert cmid.qp is not None
     print("ready", flush=True)
     print(cmid.qp.query()[0].dest_qp_num, flush=True)
     for line in sys.stdin:
@@ -224,7 +223,6 @@ def reader(host: str) -> None:
 def peer(host: str, kind: str, rate: int, source: str) -> None:
     """The other peer: it sends packets of its own connection that Python has to process."""
     cmid, _, address, rkey = _connect(host)
-    assert cmid.qp is not None
     wire: Any = cmid.qp.backend._mux.wire  # type: ignore[attr-defined]
     qpn, random, packets = cmid.qp.query()[0].dest_qp_num, Random(2), []
     sock = wire._out.sockets[0]

@@ -49,7 +49,6 @@ class Side:
 
     def make_qp(self, cmid: CmId) -> None:
         if self.queue is None:
-            assert cmid.verbs is not None
             self.queue = CQ(cmid.verbs, 16)
         cmid.create_qp(QPInitAttr(scq=self.queue, rcq=self.queue, cap=CAP))
 

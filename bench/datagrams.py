@@ -194,7 +194,6 @@ class QueuePairEnd:
             return event
 
     def _open(self, size: int) -> None:
-        assert self._cmid.verbs is not None
         self._send_cq, self._recv_cq = CQ(self._cmid.verbs, 2 * BATCH), CQ(self._cmid.verbs, DEPTH)
         cap = QPCap(max_send_wr=2 * BATCH, max_recv_wr=DEPTH)
         self._qp = self._cmid.create_qp(QPInitAttr(QPType.UD, scq=self._send_cq, rcq=self._recv_cq, cap=cap))

@@ -49,7 +49,7 @@ def serve() -> None:
                 cmid.accept()
             elif event.type is CmEventType.CONNECT_REQUEST:
                 cmid.migrate(None)
-                cmid.event = event  # acknowledged together with the id's next event
+                cmid._event = event  # acknowledged together with the id's next event
                 serve_client(cmid)
                 continue
             event.ack()
@@ -60,7 +60,6 @@ def serve() -> None:
 
 
 def make_qp(cmid: CmId, queues: list[CQ]) -> None:
-    assert cmid.verbs is not None
     if not queues:
         queues.append(CQ(cmid.verbs, 16))
     cmid.create_qp(QPInitAttr(scq=queues[0], rcq=queues[0], cap=CAP))

@@ -45,7 +45,6 @@ def run(server: str, port: str) -> None:
     print(f"rdma_server: listening on port {listen_id.src_port}", flush=True)
 
     id = rdma_get_request(listen_id)
-    assert id.qp is not None
     send_flags = IBV_SEND_INLINE if id.qp.cap.max_inline_data >= SIZE else 0
     recv_mr = rdma_reg_msgs(id, recv_msg, SIZE)
     send_mr = None if send_flags else rdma_reg_msgs(id, send_msg, SIZE)

@@ -98,7 +98,6 @@ class Endpoint:
     """The queue pair and the buffers of one end, ``struct rping_cb`` in C."""
 
     def __init__(self, id: rdma_cm_id, size: int) -> None:
-        assert id.verbs is not None
         self.id = id
         self.pd = ibv_alloc_pd(id.verbs)
         self.channel = ibv_create_comp_channel(id.verbs)
@@ -116,7 +115,6 @@ class Endpoint:
         init_attr.send_cq = self.cq
         init_attr.recv_cq = self.cq
         rdma_create_qp(id, self.pd, init_attr)
-        assert id.qp is not None
         self.qp = id.qp
 
         remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,6 +71,8 @@ print(*(verbs.ibv_get_device_name(found[index]).decode() for index in range(coun
 
 
 def install_and_run(wheel: Path, place: Path, cores: Sequence[str]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        require("rdmacm/py.typed" in archive.namelist(), "the wheel has no py.typed: type checkers would not read it")
     run(sys.executable, "-m", "venv", "--without-pip", place / "venv")
     bin_directory = place / "venv" / ("Scripts" if os.name == "nt" else "bin")
     python = bin_directory / Path(sys.executable).name

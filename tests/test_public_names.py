@@ -8,6 +8,8 @@ import importlib
 import inspect
 import pydoc
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -208,6 +210,30 @@ def test_page_of_a_module_has_its_public_names(name: str) -> None:
     module = importlib.import_module(name)
     page = page_of(module)
     assert [each for each in public_names(module) if not re.search(rf"\b{each}\b", page)] == []
+
+
+def named_on_pages() -> list[str]:
+    """What the pages tell their readers to give to pydoc."""
+    texts = [importlib.import_module(name).__doc__ or "" for name in PUBLIC]
+    texts.append((SOURCES.parents[1] / "README.md").read_text(encoding="utf-8"))
+    found = {each for text in texts for each in re.findall(r"pydoc (rdmacm(?:\.\w+)*)", text)}
+    return sorted(found | {*PUBLIC, *INTERFACES})
+
+
+@pytest.mark.parametrize("name", named_on_pages())
+def test_pydoc_describes_what_the_pages_name(name: str, tmp_path: Path) -> None:
+    """As a command: it imports one name, and nothing is loaded before."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pydoc", name], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    last = name.rpartition(".")[2]
+    assert re.match(rf"Help on (package|module|class) (\w+\.)*{last}\b", done.stdout), done.stdout[:200]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_public_name_has_a_page_of_its_own(name: str) -> None:
+    for each in public_names(importlib.import_module(name)):
+        assert pydoc.locate(f"{name}.{each}") is getattr(importlib.import_module(name), each)
 
 
 # -- documentation ------------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ class AsyncServer:
         self._accepting = asyncio.create_task(self._accept(), name="rdmacm server")
 
     @property
-    def address(self) -> SockAddr | None:
+    def address(self) -> SockAddr:
         """The local socket address, with the port that was assigned."""
         return self.listener.address
 

@@ -111,7 +111,6 @@ class Talk:
         self.ah = AH(self.client.pd, self.param.ah_attr)
 
     def send(self, data: bytes, flags: int = SendFlag.INLINE | SendFlag.SIGNALED, imm_data: int = 0) -> None:
-        assert self.client.qp is not None
         wr = SendWR(1, WROpcode.SEND_WITH_IMM, [data], flags, ah=self.ah, imm_data=imm_data)
         wr.remote_qpn, wr.remote_qkey = self.param.qp_num, self.param.qkey
         self.client.qp.post_send(wr)
@@ -125,10 +124,8 @@ class Talk:
 @pytest.mark.parametrize("family", ADDRESSES)
 def test_messages_both_ways(both: Ends, family: str) -> None:
     talk = Talk(both, family)
-    assert talk.client.qp is not None
     assert talk.client.qp.state is QPState.RTS, "from create_qp() on"
     assert talk.param.private_data == b"welcome".ljust(136, b"\0")
-    assert talk.server.qp is not None
     assert (talk.param.qp_num, talk.param.qkey) == (talk.server.qp.qp_num, QKEY)
     assert talk.param.ah_attr.gr.dgid == talk.client.route.dgid
     talk.send(b"question", imm_data=talk.client.qp.qp_num)
@@ -160,14 +157,13 @@ def test_address_handles_from_completions_by_their_c_names(both: Ends) -> None:
     talk = Talk(both)
     talk.send(b"x")
     wc = talk.server.get_recv_comp(10)
-    assert talk.server.verbs is not None
     attr = cma.ibv_init_ah_from_wc(talk.server.verbs, 1, wc, talk.inbox.buf)
     assert (attr.grh.dgid, attr.is_global, attr.port_num) == (talk.client.route.sgid, True, 1)
     assert (attr.grh.hop_limit, attr.grh.traffic_class, attr.grh.flow_label) == (64, 0, 0)
     with cma.ibv_create_ah_from_wc(talk.server.pd, wc, GRH.unpack(talk.inbox.buf), 1) as ah:
         assert (ah.attr.gr.dgid, ah.attr.gr.sgid_index) == (attr.gr.dgid, attr.gr.sgid_index)
     grh = bytearray(talk.inbox.buf[:40])
-    refused(lambda: cma.ibv_init_ah_from_wc(talk.server.verbs, 1, wc, bytes(40)))  # type: ignore[arg-type]
+    refused(lambda: cma.ibv_init_ah_from_wc(talk.server.verbs, 1, wc, bytes(40)))
     refused(lambda: AH(talk.server.pd, wc=wc))
     refused(lambda: AH(talk.server.pd))
     grh[36:40] = bytes((224, 0, 0, 1))
@@ -274,14 +270,11 @@ def test_endpoints_of_resolved_addresses(both: Ends) -> None:
         create_ep(info, qp_init_attr=QPInitAttr(QPType.UD), provider=both.a.provider) as client,
     ):
         listener.listen()
-        assert client.qp is not None
         assert client.qp.state is QPState.RTS
         client.migrate(both.a.channel)
         client.connect(ConnParam(b"data"))
         with listener.get_request(10) as server:
-            assert server.event is not None
             assert server.event.private_data[:4] == b"data"
-            assert server.qp is not None
             server.accept()
             event = both.a.event(E.ESTABLISHED)
             assert isinstance(event.param, UdParam)

@@ -63,9 +63,7 @@ def test_as_a_reply_arrives(both: Ends, monkeypatch: pytest.MonkeyPatch, caplog:
         assert event.error is not None
     monkeypatch.undo()
     assert both.b.event(CmEventType.REJECTED).id is request.id
-    assert active.qp is not None
     assert active.qp.qp_state is QPState.ERR
-    assert first.qp is not None
     assert first.qp.qp_state is QPState.RTS
     assert counts(both) == [{"connection": 1}, {}]
     assert caplog.records[0].exc_info
@@ -116,9 +114,7 @@ def test_as_an_established_connection_is_told(both: Ends, monkeypatch: pytest.Mo
         assert event.status == -errno.EIO
     monkeypatch.undo()
     assert both.b.event(CmEventType.DISCONNECTED).id is passive
-    assert active.qp is not None
     assert active.qp.qp_state is QPState.ERR
-    assert other.qp is not None
     assert other.qp.qp_state is QPState.RTS
     with pytest.raises(RdmaError):
         active.disconnect()

@@ -40,7 +40,7 @@ async def resized_passive(side: Side) -> None:
     """60 messages, while both queues change their size all the time: each is received, once and in order."""
     listener = side.listening()
     cmid = (await side.event(E.CONNECT_REQUEST)).id
-    cq = CQ(cmid.verbs, 1)  # type: ignore[arg-type]
+    cq = CQ(cmid.verbs, 1)
     srq = cmid.create_srq(SrqInitAttr(SrqAttr(1)))
     region = region_of(cmid, bytes(60 * 64))
     cmid.create_qp(QPInitAttr(scq=cq, rcq=cq, srq=srq, cap=QPCap(8, 1)))
@@ -88,7 +88,6 @@ async def resized_active(side: Side) -> None:
 
 def extended(cmid: CmId) -> tuple[QPEx, CQEX]:
     """Give an id an extended queue pair, with an extended completion queue."""
-    assert cmid.verbs is not None
     cq = CQEX(cmid.verbs, CqInitAttrEx(cqe=64, wc_flags=CqWcFlag.STANDARD))
     qp = cmid.create_qp(QPInitAttrEx(scq=cq, rcq=cq, cap=QPCap(16, 16, 4, 4, 256)))
     assert isinstance(qp, QPEx)

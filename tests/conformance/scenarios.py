@@ -110,7 +110,6 @@ async def ended(side: Side, cmid: CmId, *others: CmId, first: bool = True) -> No
 
 
 def post(cmid: CmId, *wrs: SendWR) -> None:
-    assert cmid.qp is not None
     cmid.qp.post_send(list(wrs))
 
 
@@ -520,7 +519,6 @@ async def shared_passive(side: Side) -> None:
     for cmid in cmids:
         for index in range(10):
             wc = await side.completion(cmid.recv_cq)
-            assert cmid.qp is not None
             assert wc.qp_num == cmid.qp.qp_num
             assert bytes(region.buf[wc.wr_id * 64 :][: wc.byte_len]) == b"message %d" % index
     side.tell("all", None)
@@ -677,7 +675,6 @@ def with_datagrams(cmid: CmId) -> MR:
 
 
 def datagram_sizes(cmid: CmId) -> list[int]:
-    assert cmid.verbs is not None
     mtu = cmid.verbs.query_port(cmid.port_num).active_mtu
     assert mtu is not None
     return [0, 1, 3, 64, mtu.bytes]
@@ -727,7 +724,6 @@ async def datagrams_passive(side: Side) -> None:
     cmid.accept(ConnParam(b"me"))
     wc, memory = await take_datagrams(side, cmid, region, 1)
     with AH(cmid.pd, wc=wc, grh=memory, port_num=cmid.port_num) as back:
-        assert cmid.qp is not None
         send_datagrams(cmid, back, wc.src_qp, cmid.qp.query()[0].qkey, 2)
         sent = await side.completion(cmid.send_cq)
         assert sent.wr_id == FOREIGN, "the others were not signaled"
@@ -765,7 +761,6 @@ async def multicast(side: Side) -> None:
     assert event.join_context is side
     assert isinstance(event.param, UdParam)
     assert (event.param.qp_num, event.param.ah_attr.gr.hop_limit) == (0xFFFFFF, 64)
-    assert cmid.qp is not None
     side.tell("joined", cmid.qp.qp_num)
     senders = {cmid.qp.qp_num, await side.told("joined")}
     sizes = datagram_sizes(cmid)

@@ -76,12 +76,10 @@ class Connection:
         wr = SendWR(number, opcode_of(number), [self.outbox.sge(slot * ROOM, len(data))] if data else [])
         wr.imm_data = number
         wr.set_wr_rdma(self.memory.rkey, self.memory.addr + slot * ROOM)
-        assert self.client.qp is not None
         self.client.qp.post_send(wr)
 
     def received(self) -> list[tuple[int, int]]:
         """Slot and number of each message that has come; AssertionError for wrong bytes."""
-        assert self.server.recv_cq is not None
         found = []
         for wc in self.server.recv_cq.poll(1000):
             assert wc.status is WCStatus.SUCCESS
@@ -99,7 +97,6 @@ class Connection:
         return found
 
     def sent(self) -> list[int]:
-        assert self.client.send_cq is not None
         return [wc.wr_id for wc in self.client.send_cq.poll(1000) if wc.status is WCStatus.SUCCESS]
 
     def close(self) -> None:
@@ -146,7 +143,6 @@ def lose(seed: int) -> None:
         assert completed == list(range(100)), "each send completes once, in order"
         assert 35 < len(set(numbers)) < 95
         assert len(numbers) < len(set(numbers)) + 10, "only messages of one packet that the network repeated come twice"
-        assert talk.server.qp is not None
         assert talk.server.qp.state is QPState.RTS
 
 
@@ -203,7 +199,6 @@ def test_packets_that_are_wrong_change_nothing(addresses: tuple[str, str, str]) 
     with trio(addresses) as (fabric, server, reliable, stranger), connected(reliable.host, server.host) as talk:
         for slot in range(SLOTS):
             talk.post(slot)
-        assert talk.server.qp is not None
         before = server.host.provider.query_counters().devices["soft_eth0"]
         packets = hostile_packets(talk.server.qp.qp_num, talk.memory.rkey, talk.memory.addr)
         packets += hostile_packets(reliable.qpns[0], talk.memory.rkey, talk.memory.addr)

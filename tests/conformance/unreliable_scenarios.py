@@ -22,7 +22,6 @@ def with_uc(cmid: CmId) -> tuple[MR, MR]:
 
 def uc_messages(cmid: CmId) -> list[tuple[WROpcode, int]]:
     """The opcode and length of each message: SENDs and WRITEs of up to two packets."""
-    assert cmid.qp is not None
     mtu = 128 << cmid.qp.query()[0].path_mtu
     return [(opcode, size) for size in (0, 1, mtu, mtu + 3) for opcode in _UC_OPCODES]
 
@@ -93,7 +92,6 @@ async def unreliable_active(side: Side) -> None:
     send_uc(cmid, addr, rkey, 1)
     await side.completion(cmid.send_cq)
     await take_uc(side, cmid, inbox, memory, 2)
-    assert cmid.qp is not None
     assert cmid.qp.state is QPState.RTS
     side.tell("received", None)
     await ended(side, cmid)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance.scenarios import SIGNALED, E, destroy, ended, pattern, post, region_of
-from rdmacm import CmId, ConnParam, PortSpace
+from rdmacm import CmId, CmStateError, ConnParam, PortSpace
 from rdmacm.verbs import (
     CQ,
     MR,
@@ -34,7 +36,6 @@ def receives(queue: SRQ, inbox: MR) -> None:
 
 async def take_xrc(side: Side, cmid: CmId, cq: CQ | None, inbox: MR, salt: int) -> None:
     """Receive each message, in order, with the number of the target."""
-    assert cmid.qp is not None
     for slot, size in enumerate(XRC_SIZES):
         wc = await side.completion(cq)
         assert (wc.wr_id, wc.opcode, wc.byte_len, wc.qp_num) == (slot, WCOpcode.RECV, size, cmid.qp.qp_num)
@@ -49,7 +50,6 @@ async def extended_reliable_passive(side: Side) -> None:
     assert cmid.qp_type is QPType.XRC_RECV
     cmid.create_qp()
     first = cmid.create_srq(SrqInitAttrEx(SrqAttr(max_wr=8, max_sge=1), srq_type=SRQType.XRC))
-    assert cmid.verbs is not None
     cq = CQ(cmid.verbs, 16)
     second = SRQ(cmid.pd, SrqInitAttrEx(SrqAttr(max_wr=8, max_sge=1), srq_type=SRQType.XRC, xrcd=first.xrcd, cq=cq))
     inboxes = [region_of(cmid, bytes(len(XRC_SIZES) * XRC_ROOM), AccessFlag.LOCAL_WRITE) for _ in range(2)]
@@ -74,7 +74,8 @@ async def extended_reliable_active(side: Side) -> None:
     """An initiator: a WRITE, a READ, and SENDs to both queues."""
     cmid = await side.resolved(PortSpace.IB, qp_type=QPType.XRC_SEND)
     cmid.create_qp(QPInitAttr(QPType.XRC_SEND, cap=QPCap(32, 0, 1, 0, 64)))
-    assert cmid.recv_cq is None
+    with pytest.raises(CmStateError):
+        _ = cmid.recv_cq
     cmid.connect(ConnParam(responder_resources=2, initiator_depth=2))
     established = await side.event(E.ESTABLISHED)
     numbers = [int.from_bytes(established.private_data[at : at + 4], "big") for at in (0, 4)]
@@ -97,6 +98,5 @@ async def extended_reliable_active(side: Side) -> None:
             post(cmid, wr)
         for slot in range(len(XRC_SIZES)):
             assert (await side.completion(cmid.send_cq)).wr_id == slot
-    assert cmid.qp is not None
     assert cmid.qp.state is QPState.RTS
     await ended(side, cmid)

@@ -53,7 +53,6 @@ class Client:
         self.cmid.resolve_route()
         self.cmid.create_qp(QPInitAttr(cap=QPCap(64, 64, 1, 1, 64)))
         self.cmid.connect()
-        assert self.cmid.event is not None
         self.address, self.rkey = _ADDRESS.unpack_from(self.cmid.event.private_data)
         self.source = self.cmid.reg_msgs(bytearray(SIZE))
         for _ in range(8):  # it has joined the core's wire

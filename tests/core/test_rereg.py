@@ -34,11 +34,8 @@ def test_posted_receive_of_the_core(change: str) -> None:
         old = bytearray(SIZE)
         inbox = MR(server.pd, old, AccessFlag.LOCAL_WRITE)
         outbox = MR(client.pd, bytearray(b"m" * SIZE), AccessFlag.LOCAL_WRITE)
-        assert server.qp is not None
-        assert client.qp is not None
 
         def send(number: int) -> tuple[WCStatus, WCStatus]:
-            assert client.qp is not None
             client.qp.post_send(SendWR(number, sg=[outbox.sge(0, SIZE)]))
             return client.get_send_comp(60).status, server.get_recv_comp(60).status
 

@@ -86,8 +86,6 @@ class Target:
         self.cmid = cmid
         cmid.create_qp()
         first = cmid.create_srq(SrqInitAttrEx(SrqAttr(max_wr=32, max_sge=1), srq_type=SRQType.XRC))
-        assert cmid.verbs is not None
-        assert cmid.recv_cq is not None
         cq = CQ(cmid.verbs, cqe)
         attr = SrqInitAttrEx(SrqAttr(max_wr=32, max_sge=1), srq_type=SRQType.XRC, xrcd=first.xrcd, cq=cq)
         self.queues = [
@@ -134,7 +132,6 @@ def ends() -> Iterator[tuple[End, Target]]:
                 queue.completions(1)
                 client.completions(of_sends=True)
         assert client.backend.core is not None
-        assert target.cmid.qp is not None
         assert target.cmid.qp.backend.core is not None
         yield client, target
         client.region.close()
@@ -172,7 +169,6 @@ def test_requests_of_one_list_use_the_queues_they_name(ends: tuple[End, Target])
 
 def test_memory_of_another_queue_is_refused(ends: tuple[End, Target]) -> None:
     client, target = ends
-    assert client.cmid.verbs is not None
     read = to(target.queues[0], SendWR(1, W.RDMA_READ, [client.region.sge(0, 8)], SIGNALED))
     read.set_wr_rdma(client.region.rkey, client.region.addr)
     client.qp.post_send(read)
@@ -193,7 +189,6 @@ def test_queue_that_is_closed_is_refused(ends: tuple[End, Target]) -> None:
     client.qp.post_send(wr)
     assert client.completions(of_sends=True)[0][:2] == (8, WCStatus.REM_INV_REQ_ERR)
     assert [length for *_, length in first.completions(1)] == [5]
-    assert target.cmid.qp is not None
     qp = target.cmid.qp
     assert eventually(lambda: qp.state is QPState.ERR)
 
@@ -203,7 +198,6 @@ def test_limit_of_each_queue_is_reported(ends: tuple[End, Target]) -> None:
     second = target.queues[1]
     second.receive(2)
     second.srq.modify(SrqAttr(srq_limit=2), SrqAttrMask.LIMIT)
-    assert target.cmid.verbs is not None
     client.qp.post_send(message(second, b"hello"))
     client.completions(of_sends=True)
     event = target.cmid.verbs.get_async_event(10)
@@ -217,7 +211,6 @@ def test_completion_queue_that_overflows_ends_the_target(ends: tuple[End, Target
     second = target.queues[1]
     second.receive(20)
     client.qp.post_send([message(second, b"hello", number) for number in range(17)])
-    assert target.cmid.qp is not None
     qp = target.cmid.qp
     assert eventually(lambda: qp.state is QPState.ERR)
 

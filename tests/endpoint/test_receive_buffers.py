@@ -20,7 +20,6 @@ MESSAGES = [bytes([number]) * 1000 for number in range(16)]
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SoftDevice]:
     """The loopback device, as if it locked memory."""
     with connected() as (active, _):
-        assert active.id.verbs is not None
         found = active.id.verbs.backend
         assert isinstance(found, SoftDevice)
         monkeypatch.setattr(found, "capabilities", replace(SOFT, locks_memory=True))

@@ -17,6 +17,7 @@ from rdmacm import (
     ApStatus,
     CmEventType,
     CmId,
+    CmStateError,
     EventChannel,
     Gid,
     IbOption,
@@ -279,11 +280,11 @@ def test_accepted_path_is_the_second_of_both_sides(real: Subnet) -> None:
     third = real.path(slid=18, dlid=34, sl=1)
     with connected(real) as both:
         both.server.allow_alternate_paths()
-        assert both.server.offered_path is None
+        with pytest.raises(CmStateError):
+            _ = both.server.offered_path
         load = Load(both.client, third)
         both.expect(both.listener.channel, CmEventType.ALTERNATE_PATH)
         offered = both.server.offered_path
-        assert offered is not None
         assert (offered.slid, offered.dlid, offered.sl, offered.dgid) == (34, 18, 1, real.a.gid)
         assert lids(both.server) == [(32, 16), (33, 17)]
         with refused(errno.EINVAL, "LAP_SENT"):
@@ -367,7 +368,8 @@ def test_path_that_does_not_fit_is_refused_without_an_event(
             both.client.load_alternate_path(subnet.path(slid=18, dlid=34))
         with pytest.raises(BlockingIOError):
             both.listener.channel.get_event(0)
-        assert both.server.offered_path is None
+        with pytest.raises(CmStateError):
+            _ = both.server.offered_path
 
 
 def test_path_that_does_not_fit_the_connection_is_not_offered(subnet: Subnet) -> None:

@@ -27,7 +27,6 @@ def joined(host: IbHost, group: object = GROUP, flag: McJoinFlag = McJoinFlag.FU
     cmid = host.id(space=PortSpace.UDP)
     cmid.bind_addr(SockAddrIB(host.gid))
     cmid.join_multicast_ex(group, flag)  # type: ignore[arg-type]
-    assert cmid.event is not None
     assert isinstance(cmid.event.param, UdParam)
     return cmid, cmid.event.param
 

@@ -390,11 +390,11 @@ class OurIds(Ours):
     def _known(self, cmid: Any, question: Json, resolved: bool = False) -> Json:
         route = cmid.route
         return {
-            "interface": _interface_of(cmid.verbs.device.name) if cmid.verbs else None,
+            "interface": _interface_of(cmid.verbs.device.name) if cmid.is_bound else None,
             "port_num": cmid.port_num,
-            "local": without_port(self.plain(cmid.local_addr), _port_is_chosen(question)),
+            "local": without_port(self.plain(route.src_addr), _port_is_chosen(question)),
             "sgid": str(route.sgid),
-            **({"peer": self.plain(cmid.peer_addr), "dgid": str(route.dgid)} if resolved else {}),
+            **({"peer": self.plain(route.dst_addr), "dgid": str(route.dgid)} if resolved else {}),
         }
 
 

@@ -89,8 +89,7 @@ class SoftDevice(Device):
     def next_event(self, seconds: float) -> Event:
         with self.channel.get_event(seconds) as event:
             param = Param()
-            if isinstance(event.param, ConnParam):
-                conn = event.param
+            if isinstance(conn := event._param, ConnParam):
                 param = Param(
                     conn.responder_resources,
                     conn.initiator_depth,
@@ -107,7 +106,6 @@ class SoftEnd(End):
         super().__init__(device, request)
         self._id = cmid
         context = cmid.verbs
-        assert context is not None
         self._pd = PD(context)
         # One for receives, one for sends.
         self._cqs = [CQ(context, 2 * QUEUE), CQ(context, 2 * QUEUE)]

@@ -177,7 +177,6 @@ class TestWhileResolving:
             no_event(channel)
             net.a.ip("route", "replace", "10.9.0.0/16", "via", "10.8.0.2")
             expect(channel, CmEventType.ADDR_RESOLVED)
-            assert cmid.verbs is not None
             assert cmid.verbs.name == "soft_wa"
             assert cmid.local_addr == ("10.8.0.1", cmid.src_port)
 
@@ -356,7 +355,6 @@ class TestRemoval:
             until(lambda: "soft_vx" in names(), channel, "the device has its new name")
             # Either the device is still the same, or the id got DEVICE_REMOVAL.
             if cmid.state is not State.DEVICE_REMOVAL:
-                assert cmid.verbs is not None
                 assert cmid.verbs.query_gid(1, cmid.gid_index) == Gid("::ffff:10.7.0.1")
 
 
@@ -372,7 +370,6 @@ class TestAddressChange:
             assert event.id is cmid
             assert "va" in event.message
             assert device("soft_va").ports[0].state is PortState.DOWN
-            assert cmid.verbs is not None
             assert cmid.verbs.query_port(1).state is PortState.DOWN
             assert cmid.state is State.ADDR_BOUND
 
@@ -538,7 +535,6 @@ class TestGidTable:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.2", PORT))
             expect(channel, CmEventType.ADDR_RESOLVED)
-            assert cmid.verbs is not None
             assert cmid.verbs.name == "soft_va"
 
     def test_tentative_address_has_no_gid(self, net: TwoHosts) -> None:

@@ -104,7 +104,6 @@ def joined(group: str, source: str, channel: EventChannel) -> tuple[CmId, UdPara
 
 
 def send(cmid: CmId, param: UdParam, message: bytes, **changes: int) -> None:
-    assert cmid.qp is not None
     for name, value in changes.items():
         setattr(param.ah_attr.gr, name, value)
     with AH(cmid.pd, param.ah_attr) as ah:
@@ -178,7 +177,6 @@ def test_messages_to_and_from_a_group_are_the_cores(net: TwoHosts, group: str) -
         region = cmid.reg_msgs(bytearray(500))
         for number in range(5):
             cmid.post_recv(number, region, 100 * number, 100)
-        assert cmid.qp is not None
         backend = cmid.qp.backend
         assert isinstance(backend, SoftUdQP)
         core_wire = backend._mux.core_wire

@@ -66,6 +66,7 @@ class EachTerminal:
 
 
 VIRTUAL_MACHINE = NotRun("starts a virtual machine, which takes minutes to make")
+IMAGE = NotRun("fetches an image")
 QUIET = NotRun("its server is not heard when it begins to listen; test_ping.py of docs/ci.md does the same")
 
 #: The commands that are not simply typed, one after the other, in one terminal for each page.
@@ -94,6 +95,9 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "tests/interop/guest --prepare": VIRTUAL_MACHINE,
     "tests/interop/guest --update true": VIRTUAL_MACHINE,
     "python3 tests/infiniband/fabric.py": Fabric(),
+    "podman build --tag rdmacm .": IMAGE,
+    "podman run --rm rdmacm": IMAGE,
+    "podman run --rm rdmacm resolve 127.0.0.1 7471": IMAGE,
     ". venv/bin/activate": EachTerminal(),
     "python3 server.py": OwnTerminal(),
     "rdmacm rping -s": OwnTerminal(),

@@ -91,7 +91,7 @@ class EchoClient:
     def wait(self) -> int:
         """The status of the next event."""
         with self.channel.get_event(timeout=20) as event:
-            self.kind, self.param = event.type, event.param
+            self.kind, self.param = event.type, event._param
             return event.status
 
     def echo(self, rounds: int = 1) -> None:

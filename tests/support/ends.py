@@ -27,7 +27,6 @@ def states_of(provider: str | Provider, address: str, qp_type: QPType) -> dict[s
         def attach(cmid: CmId) -> QP:
             cmid.create_qp(QPInitAttr(qp_type, cap=QPCap(4, 4, 1, 1, 0)))
             stack.callback(cmid.destroy_qp)
-            assert cmid.qp is not None
             return cmid.qp
 
         def expect(cmid: CmId, kind: CmEventType) -> None:

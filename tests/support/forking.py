@@ -110,7 +110,6 @@ def make_ids(owned: Owned, space: PortSpace, kind: QPType) -> None:
     listener.listen()
     # The queues are made here and not by the ids: so they, too, are closed in any order.
     active = resolved(owned, channel, space, kind, listener.src_port)
-    assert active.verbs is not None
     ends = []
     for cmid in (active, None):
         if cmid is None:
@@ -163,7 +162,6 @@ def bind_windows(owned: Owned, cmid: CmId) -> None:
     region = owned.add(MR(cmid.pd, bytearray(64), ALL))
     info = MWBindInfo(region, region.addr, 8, AccessFlag.REMOTE_READ)
     one, two = (owned.add(MW(cmid.pd, kind)) for kind in (MWType.TYPE_1, MWType.TYPE_2))
-    assert cmid.qp is not None
     cmid.qp.bind_mw(one, MWBind(info))
     wr = SendWR(1, WROpcode.BIND_MW)
     wr.set_bind_wr(two, info)
@@ -172,7 +170,6 @@ def bind_windows(owned: Owned, cmid: CmId) -> None:
 
 
 def post_nothing(cmid: CmId) -> None:
-    assert cmid.qp is not None
     cmid.qp.post_send(SendWR(1, WROpcode.SEND, [], SendFlag.SIGNALED))
 
 
@@ -214,8 +211,6 @@ def make_datagrams(owned: Owned) -> None:
     region = owned.add(cmid.reg_msgs(bytearray(4096)))
     for slot in range(8):
         cmid.post_recv(slot, region, 0, 128)
-    assert cmid.qp is not None
-    assert cmid.verbs is not None
     gr = GlobalRoute(dgid=cmid.verbs.query_gid(1, cmid.gid_index), sgid_index=cmid.gid_index, hop_limit=64)
     ah = owned.add(AH(cmid.pd, AHAttr(is_global=True, port_num=1, gr=gr)))
     wr = SendWR(1, WROpcode.SEND, [region.sge(128, 8)], SendFlag.SIGNALED)

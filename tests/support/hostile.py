@@ -124,7 +124,6 @@ class Talk:
         self.region = equipped(self.cmid)
         before = len(server.connected)
         self.cmid.connect()
-        assert self.cmid.event is not None
         told = self.cmid.event.private_data
         self.addr, self.rkey = int.from_bytes(told[:8], "big") + 4 * SIZE, int.from_bytes(told[8:12], "big")
         assert host.fabric.run(lambda: len(server.connected) > before, seconds=60)
@@ -157,12 +156,10 @@ class Talk:
     @property
     def qpns(self) -> tuple[int, int]:
         """The server's and the client's queue pair number."""
-        assert self.peer.qp is not None
-        assert self.cmid.qp is not None
         return self.peer.qp.qp_num, self.cmid.qp.qp_num
 
     def end(self) -> None:
-        if self.cmid.qp is not None and self.cmid.qp.state is QPState.RTS:
+        if self.cmid.has_qp and self.cmid.qp.state is QPState.RTS:
             self.cmid.disconnect()
         self.release()
 

@@ -216,7 +216,6 @@ class End:
         """Create a queue pair, memory and the first receives; returns the region's address and key for the peer."""
         plan = self.plan
         cap = QPCap(max_send_wr=plan.depth, max_recv_wr=64, max_send_sge=1, max_recv_sge=1, max_inline_data=64)
-        assert cmid.verbs is not None
         self.cqs = [CQ(cmid.verbs, 200) for _ in range(1 if self.one_cq else 2)]
         cmid.create_qp(QPInitAttr(scq=self.cqs[0], rcq=self.cqs[-1], cap=cap))
         shared = bytearray(64) + plan.source + bytes(ROOM)
@@ -233,7 +232,6 @@ class End:
 
     def give(self, cmid: CmId, count: int) -> None:
         """Post receives, numbered one by one."""
-        assert cmid.qp is not None
         inbox = self.regions[2]
         numbers = range(self.given, self.given + count)
         cmid.qp.post_recv([RecvWR(number, [inbox.sge(number % 64 * ROOM, ROOM)]) for number in numbers])
@@ -265,7 +263,6 @@ class End:
 
     def post(self, works: list[Work]) -> None:
         assert self.cmid is not None
-        assert self.cmid.qp is not None
         assert self.remote is not None
         addr, rkey = self.remote
         wrs = []
@@ -329,7 +326,6 @@ class End:
     def check(self) -> None:
         """Check the memory, the completions and the events of this side after the connection."""
         assert self.cmid is not None
-        assert self.cmid.qp is not None
         assert self.cmid.qp.state is QPState.ERR
         for cq in self.cqs:
             for wc in cq.poll(200):

@@ -109,7 +109,6 @@ def state_of(cmid: CmId) -> State:
 
 
 def device_of(cmid: CmId) -> str:
-    assert cmid.verbs is not None
     return cmid.verbs.name
 
 

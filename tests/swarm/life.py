@@ -153,7 +153,7 @@ class Side(End):
             case E.ESTABLISHED:
                 if event.private_data and self.is_active and not self.is_datagram:
                     self.remote = MEMORY.unpack_from(event.private_data)
-                self.is_over |= self.is_datagram or self.cmid is None or self._id.qp is None
+                self.is_over |= self.is_datagram or self.cmid is None or not self._id.has_qp
                 if self.hung_up:  # too early, when there was nothing to disconnect
                     self.disconnect(again=True)
             case E.CONNECT_RESPONSE if "own" in self.life.given:
@@ -335,18 +335,18 @@ class Side(End):
 
     def spoil(self) -> None:
         """Write to memory of the peer with a wrong key: this connection ends, and no other."""
-        if self.cmid is None or self._id.qp is None or self.hung_up or self.error or not self.seen[E.ESTABLISHED]:
+        if self.cmid is None or not self._id.has_qp or self.hung_up or self.error or not self.seen[E.ESTABLISHED]:
             return
         wr = SendWR(self.posted, WROpcode.RDMA_WRITE, [self.regions[0].sge(0, 8)], SendFlag.SIGNALED)
         wr.set_wr_rdma(0x1234, 0)
         self.plan.work.append(self.plan.work[0])
         self.signaled.append(self.posted)
         self.posted += 1
-        self.attempt(lambda: self._id.qp.post_send([wr]))  # type: ignore[union-attr]
+        self.attempt(lambda: self._id.qp.post_send([wr]))
 
     def fail(self) -> None:
         """Move the queue pair to the error state, as an application may at any time."""
-        if self.cmid is not None and not self.is_closed and self._id.qp is not None and self.host.runs:
+        if self.cmid is not None and not self.is_closed and self._id.has_qp and self.host.runs:
             qp = self._id.qp
             if qp.state is not QPState.RESET:
                 qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
@@ -356,7 +356,7 @@ class Side(End):
     @property
     def _state(self) -> QPState | None:
         """The state of the queue pair, if there is one that may be changed."""
-        if self.cmid is None or self.is_closed or not self.host.runs or self._id.qp is None:
+        if self.cmid is None or self.is_closed or not self.host.runs or not self._id.has_qp:
             return None
         return self._id.qp.state
 
@@ -368,13 +368,13 @@ class Side(End):
             self._modify(attr, QPAttrMask.MIN_RNR_TIMER)
             self._modify(attr, QPAttrMask.STATE)
             self._modify(attr, QPAttrMask.MIN_RNR_TIMER)
-            self._modify(self._id.qp.query()[0], _IN_SQD)  # type: ignore[union-attr]
+            self._modify(self._id.qp.query()[0], _IN_SQD)
             self._resize(_MORE)
             self.world.later(self.life.random.choice((0.0, 0.001, 1.0)), self.resume)
 
     def resume(self) -> None:
         """End :meth:`drain`."""
-        if self._state is QPState.SQD and self._id.qp.query()[0].sq_draining:  # type: ignore[union-attr]
+        if self._state is QPState.SQD and self._id.qp.query()[0].sq_draining:
             self.world.later(0.1, self.resume)
         elif self._state is QPState.SQD:
             self._modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE)
@@ -389,7 +389,7 @@ class Side(End):
             cq.resize(cq.cqe + more)
 
     def _modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
-        assert self._id.qp is not None
+        assert self._id.has_qp
         self._id.qp.modify(attr, mask)
 
     def reset(self) -> None:
@@ -444,7 +444,7 @@ class Side(End):
         came = len(written) if came is None else came
         if any(target[came:]) or shared[SOURCE : SOURCE + ROOM] != self.plan.source:
             raise self.fault(f"wrong bytes in memory after {came} of {len(written)}")
-        if self.seen[E.DISCONNECTED] and self.cmid is not None and self._id.qp is not None:
+        if self.seen[E.DISCONNECTED] and self.cmid is not None and self._id.has_qp:
             if self._id.qp.state is QPState.ERR and self.received + self.flushed != self.given:
                 raise self.fault(f"{self.given - self.received - self.flushed} receives never completed")
             lost = [number for number in self.signaled if self.next_send <= number < self.posted]

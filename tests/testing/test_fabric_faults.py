@@ -158,7 +158,6 @@ def test_processes_share_the_port_of_their_host() -> None:
         ids.append(cmid)
     fabric.run(seconds=0.001)
     assert [len(listener.accepted) for listener in listeners] == [1, 1]
-    assert ids[1].qp is not None
     assert {entry.packet.dest_qp for entry in fabric.log} == {1}
 
     fabric.crash("b2")  # the other process keeps its connection, and the port is free again

@@ -53,7 +53,7 @@ def exchange(fabric: Fabric, one: CmId, other: CmId) -> None:
 
 
 def slots_of(ids: list[CmId]) -> set[int]:
-    return {each.qp.qp_num >> 12 for each in ids if each.qp is not None}
+    return {each.qp.qp_num >> 12 for each in ids if each.has_qp}
 
 
 def test_queue_pairs_in_several_slots_carry_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,6 @@ class Player:
     mw: MW | None = None
 
     def post(self, wr: SendWR) -> WCStatus:
-        assert self.cmid.qp is not None
         self.cmid.qp.post_send(wr)
         return self.cmid.get_send_comp(60).status
 
@@ -51,7 +50,6 @@ class Player:
         info = MWBindInfo(self.mr, self.mr.addr, SIZE, LOCAL | WRITE)
         self.mw = self.mw or MW(self.cmid.pd, mw_type)
         if mw_type is MWType.TYPE_1:
-            assert self.cmid.qp is not None
             self.cmid.qp.bind_mw(self.mw, MWBind(info, SendFlag.SIGNALED))
             assert self.cmid.get_send_comp(60).status is SUCCESS
         else:

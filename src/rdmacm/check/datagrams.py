@@ -39,7 +39,6 @@ class DatagramEnd:
     def __init__(self, cmid: CmId) -> None:
         self.cmid = cmid
         context = cmid.verbs
-        assert context is not None
         attr = context.backend.attr
         self._depth = max(1, min(_RECEIVES, attr.max_qp_wr, attr.max_cqe - _SENDS))
         self._cq = CQ(context, self._depth + _SENDS)
@@ -55,23 +54,21 @@ class DatagramEnd:
         self._idle = list(range(self._depth))
         self._free_sends = list(range(_SENDS))
         self._numbers: set[int] = set()
-        self.key = 0
+        self.key: int = 0
         #: Of what came: (payload, class sent) and how many.
         self.received: Counter[tuple[int, int]] = Counter()
         self.classes: dict[int, int] = {}
         #: The source of what came, if it is not the other end's address.
-        self.other_source = ""
+        self.other_source: str = ""
 
     @property
     def qpn(self) -> int:
         """The number of the queue pair."""
-        assert self.cmid.qp is not None
         return self.cmid.qp.qp_num
 
     @property
     def qkey(self) -> int:
         """The Q_Key of the queue pair."""
-        assert self.cmid.qp is not None
         return self.cmid.qp.query()[0].qkey
 
     @property

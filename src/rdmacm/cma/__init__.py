@@ -15,8 +15,8 @@ Everything is imported from this package. Its modules are short pages for ``pydo
 - ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
 
 A structure that only the package makes is one of its classes, here with C's name as well:
-``rdma_cm_event`` (CmEvent), ``rdma_cm_id`` (CmId), ``rdma_event_channel`` (EventChannel), ``rdma_route`` (Route),
-``rdma_ud_param`` (UdParam), ``sockaddr_ib`` (SockAddrIB), ``ibv_ah`` (AH), ``ibv_async_event`` (AsyncEvent),
+``rdma_cm_event`` (CmEvent), ``rdma_event_channel`` (EventChannel), ``rdma_route`` (Route), ``rdma_ud_param`` (UdParam),
+``sockaddr_ib`` (SockAddrIB), ``ibv_ah`` (AH), ``ibv_async_event`` (AsyncEvent),
 ``ibv_comp_channel`` (CompChannel), ``ibv_context`` (Context), ``ibv_cq`` (CQ), ``ibv_cq_ex`` (CQEX),
 ``ibv_cq_moderation_caps`` (CQModerationCaps), ``ibv_data_buf`` (DataBuffer), ``ibv_device`` (Device),
 ``ibv_device_attr`` (DeviceAttr), ``ibv_device_attr_ex`` (DeviceAttrEx), ``ibv_ece`` (Ece), ``ibv_gid`` (Gid),
@@ -25,7 +25,8 @@ A structure that only the package makes is one of its classes, here with C's nam
 ``ibv_pci_atomic_caps`` (PCIAtomicCaps), ``ibv_pd`` (PD), ``ibv_poll_cq_attr`` (PollCqAttr), ``ibv_port_attr`` (Port),
 ``ibv_qp`` (QP), ``ibv_qp_ex`` (QPEx), ``ibv_qp_open_attr`` (QPOpenAttr), ``ibv_rss_caps`` (RSSCaps),
 ``ibv_sa_path_rec`` (PathRecord), ``ibv_srq`` (SRQ), ``ibv_tm_caps`` (TMCaps), ``ibv_tso_caps`` (TSOCaps), ``ibv_wc``
-(WC), ``ibv_xrcd`` (XRCD).
+(WC), ``ibv_xrcd`` (XRCD). ``rdma_cm_id`` is a CmId whose ``verbs``, ``pd``, ``qp``, ``srq``, completion queues and
+their channels, and ``event`` are None where C's are NULL: a CmId raises CmStateError there.
 
 docs/porting.md is a guide.
 """
@@ -49,4 +50,5 @@ if not TYPE_CHECKING:  # type checkers see the imports above
 def __dir__() -> list[str]:
     """The names of pydoc's page, without C's names of the package's own classes: their texts would fill 4000 lines."""
     second = {name for name in vars(structures)["__all__"] if getattr(structures, name).__name__ != name}
+    second.add("rdma_cm_id")  # of whose page a few lines are its own
     return sorted(globals().keys() - second)

@@ -15,7 +15,7 @@ from rdmacm.cma.constants import (
     RDMA_PS_TCP,
 )
 from rdmacm.cma.names import is_c_name
-from rdmacm.cma.structures import rdma_addrinfo, rdma_cm_join_mc_attr_ex
+from rdmacm.cma.structures import rdma_addrinfo, rdma_cm_id, rdma_cm_join_mc_attr_ex
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.errors import cm_error
 from rdmacm.errors import gai_strerror as gai_strerror  # noqa: PLC0414 (for type checkers it is exported)
@@ -34,9 +34,9 @@ def rdma_destroy_event_channel(channel: EventChannel) -> None:
     channel.close()
 
 
-def rdma_create_id(channel: EventChannel | None, context: object = None, ps: int = RDMA_PS_TCP) -> CmId:
+def rdma_create_id(channel: EventChannel | None, context: object = None, ps: int = RDMA_PS_TCP) -> rdma_cm_id:
     """rdma_create_id(3); a synchronous id if ``channel`` is None."""
-    return CmId(channel, ps, context=context)
+    return rdma_cm_id(channel, ps, context=context)
 
 
 def rdma_destroy_id(id: CmId) -> None:
@@ -44,15 +44,13 @@ def rdma_destroy_id(id: CmId) -> None:
     id.destroy()
 
 
-def rdma_bind_addr(id: CmId, addr: SockAddr) -> None:
+def rdma_bind_addr(id: CmId, addr: SockAddr | None) -> None:
     """rdma_bind_addr(3)."""
     id.bind_addr(addr)
 
 
 def rdma_resolve_addr(id: CmId, src_addr: SockAddr | None, dst_addr: SockAddr | None, timeout_ms: int) -> None:
     """rdma_resolve_addr(3); the source comes first, as on the page."""
-    if dst_addr is None:  # of an id that has none
-        raise cm_error(errno.EINVAL, "there is no destination", "resolve_addr")
     id.resolve_addr(dst_addr, src_addr, timeout_ms)
 
 
@@ -113,12 +111,12 @@ def rdma_get_dst_port(id: CmId) -> int:
 
 def rdma_get_local_addr(id: CmId) -> SockAddr | None:
     """rdma_get_local_addr(3); None before the id is bound."""
-    return id.local_addr
+    return id.route.src_addr
 
 
 def rdma_get_peer_addr(id: CmId) -> SockAddr | None:
     """rdma_get_peer_addr(3); None before an address is resolved."""
-    return id.peer_addr
+    return id.route.dst_addr
 
 
 def rdma_get_devices() -> list[Context]:

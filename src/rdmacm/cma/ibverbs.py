@@ -272,7 +272,7 @@ def ibv_resize_cq(cq: CQ, cqe: int) -> None:
 
 def ibv_req_notify_cq(cq: CQ, solicited_only: int) -> None:
     """ibv_req_notify_cq(3)."""
-    cq.req_notify(bool(solicited_only))
+    cq.req_notify(solicited_only)
 
 
 def ibv_get_cq_event(channel: CompChannel) -> tuple[CQ, object]:

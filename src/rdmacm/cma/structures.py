@@ -19,6 +19,7 @@ from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cma.names import is_c_name
 from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
+from rdmacm.errors import CmStateError
 from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider.connparam import ConnParam, Ece, UdParam
@@ -89,7 +90,6 @@ def fill(structure: T, found: object) -> T:
 # -- structures that the package makes ------------------------------------------------------------------
 
 rdma_event_channel = EventChannel
-rdma_cm_id = CmId
 rdma_cm_event = CmEvent
 rdma_route = Route
 rdma_ud_param = UdParam
@@ -129,6 +129,46 @@ ibv_ah = AH
 ibv_grh = GRH
 ibv_async_event = AsyncEvent
 ibv_wc = WC
+
+
+# -- an id ----------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:  # as in C, the type of a member does not say that it may be NULL
+    rdma_cm_id = CmId
+else:
+
+    class OrNull:
+        """A member of a CmId, or None where that raises CmStateError."""
+
+        def __set_name__(self, owner: type[CmId], name: str) -> None:
+            self._member = getattr(CmId, name)
+            self.__doc__ = f"As of a CmId, but None where that raises. {self._member.__doc__}"
+
+        def __get__(self, instance: CmId | None, owner: type[CmId]) -> object:
+            if instance is None:
+                return self
+            try:
+                return self._member.__get__(instance)
+            except CmStateError:
+                return None
+
+        def __set__(self, instance: CmId, value: object) -> None:
+            self._member.__set__(instance, value)
+
+    class rdma_cm_id(CmId):
+        """``struct rdma_cm_id``: a CmId whose members are None where those of C are NULL, before the id has them."""
+
+        __slots__ = ()
+
+        verbs = OrNull()
+        pd = OrNull()
+        qp = OrNull()
+        srq = OrNull()
+        send_cq = OrNull()
+        recv_cq = OrNull()
+        send_cq_channel = OrNull()
+        recv_cq_channel = OrNull()
+        event = OrNull()
 
 
 # -- structures of rdma/rdma_cma.h that the program fills in --------------------------------------------
@@ -303,10 +343,10 @@ class ibv_qp_init_attr_ex(QPInitAttrEx):
         send_ops_flags: int = 0,
         xrcd: XRCD | None = None,
     ) -> None:
-        super().__init__(qp_type, qp_context, send_cq, recv_cq, srq, cap or ibv_qp_cap(), bool(sq_sig_all))
-        self.comp_mask, self.send_ops_flags = comp_mask, send_ops_flags
-        self.pd, self.xrcd = pd, xrcd
-        self.create_flags, self.max_tso_header, self.source_qpn = create_flags, max_tso_header, source_qpn
+        super().__init__(
+            *(qp_type, qp_context, send_cq, recv_cq, srq, cap or ibv_qp_cap(), bool(sq_sig_all)),
+            *(comp_mask, pd, create_flags, max_tso_header, source_qpn, send_ops_flags, xrcd),
+        )
 
 
 @dataclass(slots=True)
@@ -495,24 +535,40 @@ class ibv_send_wr(_Elements, SendWR):
         bind_info: MWBindInfo | None = None,
         remote_srqn: int = 0,
     ) -> None:
-        SendWR.__init__(self, wr_id, opcode, (), send_flags, imm_data=imm_data, invalidate_rkey=invalidate_rkey)
+        SendWR.__init__(
+            self,
+            *(wr_id, opcode, (), send_flags),
+            imm_data=imm_data,
+            remote_addr=remote_addr,
+            rkey=rkey,
+            compare_add=compare_add,
+            swap=swap,
+            invalidate_rkey=invalidate_rkey,
+            remote_qpn=remote_qpn,
+            remote_qkey=remote_qkey,
+            flush_length=flush_length,
+            flush_type=flush_type,
+            flush_level=flush_level,
+            remote_srqn=remote_srqn,
+            ah=ah,
+            mw=mw,
+            bind_info=bind_info,
+        )
         self._count = None
         self.sg_list = sg_list
-        self.remote_addr, self.rkey = remote_addr, rkey
-        self.compare_add, self.swap = compare_add, swap
-        self.flush_length, self.flush_type, self.flush_level = flush_length, flush_type, flush_level
-        self.ah, self.remote_qpn, self.remote_qkey = ah, remote_qpn, remote_qkey
-        self.mw, self.bind_info = mw, bind_info
-        self.remote_srqn = remote_srqn
         #: The request to post after this one.
-        self.next = next
+        self.next: ibv_send_wr | None = next
 
     @property
     def wr(self) -> Self:
         """C's unions of the operands: this object."""
         return self
 
-    rdma = atomic = ud = qp_type = xrc = wr
+    rdma = wr
+    atomic = wr
+    ud = wr
+    qp_type = wr
+    xrc = wr
 
     @property
     def bind_mw(self) -> Self:
@@ -532,7 +588,7 @@ class ibv_recv_wr(_Elements, RecvWR):
         self._count = None
         self.sg_list = sg_list
         #: The request to post after this one.
-        self.next = next
+        self.next: ibv_recv_wr | None = next
 
 
 if not TYPE_CHECKING:

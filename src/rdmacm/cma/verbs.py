@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cma.constants import RDMA_UDP_QKEY
 from rdmacm.cma.names import is_c_name
-from rdmacm.cma.structures import fill
-from rdmacm.cmid import CmId, create_ep
+from rdmacm.cma.structures import fill, rdma_cm_id
+from rdmacm.cmid import CmId
+from rdmacm.cmid.ep import make_ep
 from rdmacm.errors import cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, SrqInitAttr
@@ -31,9 +32,9 @@ from rdmacm.verbs.wr import SGE
 
 def rdma_create_ep(
     res: AddrInfo | Sequence[AddrInfo], pd: PD | None = None, qp_init_attr: QPInitAttr | None = None
-) -> CmId:
+) -> rdma_cm_id:
     """rdma_create_ep(3); uses the first entry of a list, as C does."""
-    return create_ep(res if isinstance(res, AddrInfo) else res[0], pd, qp_init_attr)
+    return make_ep(rdma_cm_id, res if isinstance(res, AddrInfo) else res[0], pd, qp_init_attr)
 
 
 def rdma_destroy_ep(id: CmId) -> None:

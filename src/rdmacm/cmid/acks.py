@@ -23,7 +23,7 @@ ACK_LOCK = threading.RLock()
 hold_during_fork(ACK_LOCK)
 _changed = threading.Condition(ACK_LOCK)
 #: How many threads wait: notifying takes time even where none does.
-waiters = 0
+waiters: int = 0
 
 
 def wake_waiters() -> None:

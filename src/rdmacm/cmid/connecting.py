@@ -177,10 +177,11 @@ class Connecting(IdState):
         self._backend.alternate_paths("allow_alternate_paths").allow()
 
     @property
-    def offered_path(self) -> PathRecord | None:
-        """The alternate path that the peer offers, seen from this side, until it is answered; None if there is none."""
+    def offered_path(self) -> PathRecord:
+        """The alternate path that the peer offers, seen from this side, until it is answered; CmStateError: none."""
         self._check_alive("offered_path")
-        return self._backend.alternate_paths("offered_path").offered
+        offered = self._backend.alternate_paths("offered_path").offered
+        return offered or self._lacks("has no offer of a path", "offered_path", "an event ALTERNATE_PATH")
 
     def answer_alternate_path(self, status: int = ApStatus.SUCCESS) -> None:
         """Answer an event ALTERNATE_PATH with an :class:`ApStatus`, which the peer's APR carries. Not in librdmacm.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from typing import TypeVar
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid.identifier import CmId
@@ -16,6 +17,7 @@ from rdmacm.verbs.qp import QPInitAttr
 
 #: How long the address and the route may take each.
 _TIMEOUT_MS = 2000
+T = TypeVar("T", bound=CmId)
 
 
 def create_ep(
@@ -35,9 +37,20 @@ def create_ep(
     Raises what the failing step raises, and leaves nothing behind. EINVAL: a passive address without source, or an
     active one without destination.
     """
+    return make_ep(CmId, info, pd, qp_init_attr, provider)
+
+
+def make_ep(
+    kind: type[T],
+    info: AddrInfo,
+    pd: PD | None = None,
+    qp_init_attr: QPInitAttr | None = None,
+    provider: str | Provider | None = None,
+) -> T:
+    """As :func:`create_ep`, of a subclass of CmId."""
     end = info.src_addr if info.flags & RaiFlag.PASSIVE else info.dst_addr
     hosts = (str(end[0]),) if isinstance(end, tuple) else ()
-    cmid = CmId(None, info.port_space, qp_type=info.qp_type, provider=get_provider(provider, hosts))
+    cmid = kind(None, info.port_space, qp_type=info.qp_type, provider=get_provider(provider, hosts))
     try:
         if info.flags & RaiFlag.PASSIVE:
             if info.src_addr is None:

@@ -66,9 +66,9 @@ class CmEvent:
             "0, a negative errno, or the transport's positive code (REJ reason, SIDR status). Of an ADDRINFO_ERROR an "
             "EAI code, or a negative errno where a subnet administrator was asked for a service."
         ),
-        "param": "The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.",
         "arg": "The number given to :meth:`CmId.write_cm_event`.",
         "message": "The cause of a failure in words; may be empty.",
+        "_param": "The parameters, or None.",
         "_error": "The error of a resolution in :attr:`type` ADDRINFO_ERROR.",
         "_join": "The join that counts a multicast event as well; else None.",
         "_explain": "Makes the explanation of a failed resolution; else None.",
@@ -77,15 +77,21 @@ class CmEvent:
         "_thread": "The thread that fetched it; it must not destroy the id before it acknowledges the event.",
     }
 
+    arg: int
+    status: int
+
     def __init__(self, queued: QueuedEvent) -> None:
         self._pending = False
-        owner, self.type, self.status, self.arg, self._explain, self.message, self.param, new_id, join = queued
+        owner, kind, self.status, self.arg, self._explain, text, self._param, new_id, join = queued
+        self.type: CmEventType = kind
+        self.message: str = text
         assert isinstance(owner, CmId)
-        self._owner = self.id = owner
+        self._owner = owner
+        self.id: CmId = owner
         self.listen_id: CmId | None = None
         if new_id is not None:
             self.listen_id = owner
-            self.id = owner._take_request(new_id, self.param)
+            self.id = owner._take_request(new_id, self._param)
         self._join: GroupMembership | None = None
         if join is not None:
             self._take_join(join)
@@ -96,8 +102,8 @@ class CmEvent:
     def _take_join(self, join: GroupJoin) -> None:
         assert isinstance(join, GroupMembership)
         self._join = join
-        if self.type is CmEventType.MULTICAST_JOIN and isinstance(self.param, UdParam):
-            error = self._owner._groups.attach(join, self._owner.qp, self.param)
+        if self.type is CmEventType.MULTICAST_JOIN and isinstance(self._param, UdParam):
+            error = self._owner._groups.attach(join, self._owner._qp, self._param)
             if error is not None:
                 self.type, self.status = CmEventType.MULTICAST_ERROR, -(error.errno or errno.EIO)
                 self.message = f"the queue pair was not attached: {error.strerror}"
@@ -113,9 +119,19 @@ class CmEvent:
         return None if self._join is None else self._join.context
 
     @property
+    def param(self) -> ConnParam | UdParam:
+        """The parameters: ``param.conn`` are those of a connection, ``param.ud`` of a datagram id, as in C.
+
+        EINVAL: the event is of a type that has none.
+        """
+        if self._param is None:
+            raise cm_error(errno.EINVAL, f"an event {self.type.name} has no parameters", "event.param")
+        return self._param
+
+    @property
     def private_data(self) -> bytes:
         """The private data of the peer: the message's whole field, padded with zeros; empty without :attr:`param`."""
-        return b"" if self.param is None else self.param.private_data
+        return b"" if self._param is None else self._param.private_data
 
     @property
     def explanation(self) -> Explanation | None:
@@ -180,7 +196,7 @@ class EventChannel:
 
     def __init__(self, provider: str | Provider | None = None) -> None:
         self._closed = True
-        self.provider = get_provider(provider)
+        self.provider: Provider = get_provider(provider)
         #: Why auto has not chosen the kernel's devices; empty where it has, or where the provider was named.
         self._choice_reason = choose(provider).reason if isinstance(provider, str | None) else ""
         #: The provider's queue of events that are not fetched yet.
@@ -297,7 +313,7 @@ class CmId(Resolving, Connecting, Queues):
     __slots__ = ()
 
     _channel: EventChannel
-    event: CmEvent | None
+    _event: CmEvent | None
 
     def __init__(
         self,
@@ -325,6 +341,11 @@ class CmId(Resolving, Connecting, Queues):
         """The channel of its events; a private one for a synchronous id."""
         return self._channel
 
+    @property
+    def event(self) -> CmEvent:
+        """The last event of a synchronous id, until its next call; CmStateError: there is none."""
+        return self._event or self._lacks("has no event", "event", "a synchronous id, after a call that waits")
+
     # -- connection requests --------------------------------------------------------------------------
 
     def _take_request(self, backend: IdBackend, param: ConnParam | UdParam | None) -> CmId:
@@ -337,7 +358,7 @@ class CmId(Resolving, Connecting, Queues):
         backend.adopt(new)
         return new
 
-    def get_request(self, timeout: float | None = None) -> CmId:
+    def get_request(self, timeout: float | None = None) -> Self:
         """The next connection request to a synchronous listener, as a synchronous id, rdma_get_request(3).
 
         Its ``event`` is the request (``event.param``, ``event.private_data``) until its next call. With a listener of
@@ -353,18 +374,19 @@ class CmId(Resolving, Connecting, Queues):
             assert isinstance(event, CmEvent)
             if event.type is CmEventType.CONNECT_REQUEST:
                 break
-            self.event = event
+            self._event = event
             if event.type is CmEventType.DEVICE_REMOVAL:
                 text = event.message or "the device was removed"
                 raise event.error or cm_error(errno.ENODEV, text, "get_request", str(self._backend.local_addr))
         new = event.id
+        assert isinstance(new, type(self))
         try:
             new.migrate(None)
-            new.event = event
+            new._event = event
             if self._qp_template is not None:
                 new.create_qp(self._qp_template.copy(), self._pd)
         except BaseException:
-            new.event = None
+            new._event = None
             event.ack()
             new.destroy()
             raise

@@ -31,7 +31,7 @@ class NameLookup:
         self._work = work
         self._done = done
         #: Whether the outcome is to be dropped.
-        self.cancelled = False
+        self.cancelled: bool = False
 
     def run(self, lock: AbstractContextManager[object]) -> None:
         """Do the work, then call ``done`` with ``lock`` held unless the lookup was cancelled."""

@@ -24,11 +24,11 @@ class GroupMembership(EventOwner):
     def __init__(self, group: Address, flag: McJoinFlag, context: object) -> None:
         super().__init__()
         #: The address of the group, as it was joined.
-        self.group = group
+        self.group: Address = group
         #: Whether it receives.
-        self.flag = flag
+        self.flag: McJoinFlag = flag
         #: The user's own object.
-        self.context = context
+        self.context: object = context
         #: The queue pair that was attached to the group, and the group's MGID and MLID.
         self.attached: tuple[QP, Gid, int] | None = None
 

@@ -21,6 +21,8 @@ from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from rdmacm.verbs.xrcd import XRCD
 
+_NO_CQ, _NO_CHANNEL = "has no completion queue", "has made no completion channel"
+_CHANNEL_HINT = "create_qp() without completion queues, or the comp_channel of yours"
 _SEND, _READ, _WRITE = WROpcode.SEND, WROpcode.RDMA_READ, WROpcode.RDMA_WRITE
 
 
@@ -53,7 +55,10 @@ class Queues(IdState):
 
     @property
     def pd(self) -> PD:
-        """The protection domain: the queue pair's, else the one that all ids of the device share; EINVAL: unbound."""
+        """The protection domain: the queue pair's, else the one that all ids of the device share.
+
+        CmStateError: the id is not bound to a device (:attr:`is_bound`).
+        """
         if self._pd is None:
             self._pd = _default_pd(self._bound("pd"))
         return self._pd
@@ -63,14 +68,55 @@ class Queues(IdState):
         self._pd = pd
 
     @property
-    def qp(self) -> QP | None:
-        """The queue pair made by :meth:`create_qp`."""
-        return self._qp
+    def has_qp(self) -> bool:
+        """Whether :meth:`create_qp` has made a queue pair."""
+        return self._qp is not None
 
     @property
-    def srq(self) -> SRQ | None:
-        """The shared receive queue made by :meth:`create_srq`."""
-        return self._srq
+    def qp(self) -> QP:
+        """The queue pair made by :meth:`create_qp`; CmStateError: there is none (:attr:`has_qp`)."""
+        return self._qp or self._lacks("has no queue pair", "qp", "create_qp()")
+
+    @property
+    def has_srq(self) -> bool:
+        """Whether :meth:`create_srq` has made a shared receive queue."""
+        return self._srq is not None
+
+    @property
+    def srq(self) -> SRQ:
+        """The shared receive queue made by :meth:`create_srq`; CmStateError: there is none (:attr:`has_srq`)."""
+        return self._srq or self._lacks("has no shared receive queue", "srq", "create_srq()")
+
+    @property
+    def send_cq(self) -> CQ:
+        """Where sends complete; CmStateError: there is no queue pair.
+
+        Set it before :meth:`create_qp`, which takes it unless ``init_attr`` has one.
+        """
+        return self._send_cq or self._lacks(_NO_CQ, "send_cq", "create_qp()")
+
+    @send_cq.setter
+    def send_cq(self, cq: CQ | None) -> None:
+        self._send_cq = cq
+
+    @property
+    def recv_cq(self) -> CQ:
+        """Where receives complete; CmStateError: there is no queue pair. It may be set as :attr:`send_cq`."""
+        return self._recv_cq or self._lacks(_NO_CQ, "recv_cq", "create_qp()")
+
+    @recv_cq.setter
+    def recv_cq(self, cq: CQ | None) -> None:
+        self._recv_cq = cq
+
+    @property
+    def send_cq_channel(self) -> CompChannel:
+        """The channel of :attr:`send_cq`, if :meth:`create_qp` made both; else CmStateError."""
+        return self._send_cq_channel or self._lacks(_NO_CHANNEL, "send_cq_channel", _CHANNEL_HINT)
+
+    @property
+    def recv_cq_channel(self) -> CompChannel:
+        """The channel of :attr:`recv_cq`, if :meth:`create_qp` or :meth:`create_srq` made both; else CmStateError."""
+        return self._recv_cq_channel or self._lacks(_NO_CHANNEL, "recv_cq_channel", _CHANNEL_HINT)
 
     # -- queue pairs ----------------------------------------------------------------------------------
 
@@ -101,7 +147,7 @@ class Queues(IdState):
             raise cm_error(
                 errno.EINVAL, f"a queue pair of type {qp_type.name} on an id of {self.qp_type.name}", "create_qp"
             )
-        for given, own in ((attr.scq, self.send_cq), (attr.rcq, self.recv_cq)):
+        for given, own in ((attr.scq, self._send_cq), (attr.rcq, self._recv_cq)):
             if given is not None and own is not None and given is not own:
                 raise cm_error(errno.EINVAL, "the id has another completion queue", "create_qp")
         try:
@@ -120,17 +166,17 @@ class Queues(IdState):
         return self._qp
 
     def _make_cqs(self, context: Context, attr: QPInitAttr) -> None:
-        attr.scq = attr.scq or self.send_cq
+        attr.scq = attr.scq or self._send_cq
         if attr.scq is None:
-            self.send_cq_channel, attr.scq = self._make_cq(context, attr.cap.max_send_wr)
+            self._send_cq_channel, attr.scq = self._make_cq(context, attr.cap.max_send_wr)
         if attr.qp_type == QPType.XRC_SEND:
-            self.send_cq = attr.scq
+            self._send_cq = attr.scq
             return
-        attr.rcq = attr.rcq or self.recv_cq
+        attr.rcq = attr.rcq or self._recv_cq
         if attr.rcq is None:
             size = attr.cap.max_recv_wr if attr.srq is None else attr.srq.query().max_wr
-            self.recv_cq_channel, attr.rcq = self._make_cq(context, size)
-        self.send_cq, self.recv_cq = attr.scq, attr.rcq
+            self._recv_cq_channel, attr.rcq = self._make_cq(context, size)
+        self._send_cq, self._recv_cq = attr.scq, attr.rcq
 
     def _make_cq(self, context: Context, size: int) -> tuple[CompChannel, CQ]:
         channel = CompChannel(context)
@@ -149,9 +195,9 @@ class Queues(IdState):
         if self._own_queues:
             for queue in self._own_queues:  # each completion queue stands before its channel
                 queue.close()
-            self.send_cq = self.send_cq_channel = None
+            self._send_cq = self._send_cq_channel = None
             if not self._srq_queues:
-                self.recv_cq = self.recv_cq_channel = None
+                self._recv_cq = self._recv_cq_channel = None
             self._own_queues = ()
 
     def create_srq(self, attr: SrqInitAttr | None = None, pd: PD | None = None) -> SRQ:
@@ -172,14 +218,14 @@ class Queues(IdState):
             pd = (init.pd if isinstance(init, SrqInitAttrEx) else None) or self.pd
         if isinstance(init, SrqInitAttrEx) and init.srq_type == SRQType.XRC:
             init.xrcd = init.xrcd or _default_xrcd(context)
-            init.cq = init.cq or self.recv_cq
+            init.cq = init.cq or self._recv_cq
             if init.cq is None:
                 channel = CompChannel(context)
                 self._srq_queues = (channel,)
-                self.recv_cq_channel = channel
+                self._recv_cq_channel = channel
                 init.cq = CQ(context, max(init.attr.max_wr, 1), channel, self)
                 self._srq_queues = init.cq, channel
-            self.recv_cq = init.cq
+            self._recv_cq = init.cq
         try:
             self._srq = SRQ(pd, init)
         except BaseException:
@@ -192,7 +238,7 @@ class Queues(IdState):
             for queue in self._srq_queues:  # the completion queue stands before its channel
                 queue.close()
             self._srq_queues = ()
-            self.recv_cq = self.recv_cq_channel = None
+            self._recv_cq = self._recv_cq_channel = None
 
     def destroy_srq(self) -> None:
         """Close the shared receive queue, rdma_destroy_srq(3); EBUSY while a queue pair uses it."""
@@ -324,24 +370,24 @@ class Queues(IdState):
     def _need_qp(self, step: str) -> QP:
         if self._qp is None:
             self._check_alive(step)
-            raise cm_error(errno.EINVAL, "the id has no queue pair", step, hint="create_qp()")
+            self._lacks("has no queue pair", step, "create_qp()")
         return self._qp
 
     # -- completions ----------------------------------------------------------------------------------
 
     def get_send_comp(self, timeout: float | None = None) -> WC:
         """Wait for the next completion of a send, rdma_get_send_comp(3); CmTimeoutError after ``timeout`` seconds."""
-        return self._completion(self.send_cq, "get_send_comp", timeout)
+        return self._completion(self._send_cq, "get_send_comp", timeout)
 
     def get_recv_comp(self, timeout: float | None = None) -> WC:
         """Wait for the next completion of a receive, rdma_get_recv_comp(3), as :meth:`get_send_comp` does."""
-        return self._completion(self.recv_cq, "get_recv_comp", timeout)
+        return self._completion(self._recv_cq, "get_recv_comp", timeout)
 
     def _completion(self, cq: CQ | None, step: str, timeout: float | None) -> WC:
         check_timeout(timeout)
         if cq is None or self._closed:
             self._check_alive(step)
-            raise cm_error(errno.EINVAL, "the id has no completion queue", step, hint="create_qp()")
+            self._lacks(_NO_CQ, step, "create_qp()")
         try:
             while True:
                 found = cq.poll(1)

@@ -10,7 +10,7 @@ from typing import Self, Unpack
 from rdmacm.address import Address, Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
 from rdmacm.cmid.lookups import AddrinfoOutcome, NameLookup
-from rdmacm.cmid.state import IdState
+from rdmacm.cmid.state import BIND_HINT, IdState
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, RaiFlag
 from rdmacm.errors import GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
@@ -57,8 +57,10 @@ class Route:
         """:attr:`dst_addr`, a member of C's union of addresses."""
         return self.dst_addr
 
-    src_sin6 = src_storage = src_sin
-    dst_sin6 = dst_storage = dst_sin
+    src_sin6 = src_sin
+    src_storage = src_sin
+    dst_sin6 = dst_sin
+    dst_storage = dst_sin
 
     @property
     def ibaddr(self) -> Self:
@@ -88,9 +90,14 @@ class Resolving(IdState):
         return self._backend.state
 
     @property
-    def verbs(self) -> Context | None:
-        """The device that the id is bound to; None before."""
-        return self._backend.verbs
+    def is_bound(self) -> bool:
+        """Whether the id is bound to a device: :attr:`verbs` is there then, and :attr:`pd`."""
+        return self._backend.verbs is not None
+
+    @property
+    def verbs(self) -> Context:
+        """The device that the id is bound to; CmStateError before (:attr:`is_bound`)."""
+        return self._backend.verbs or self._lacks("is not bound to a device", "verbs", BIND_HINT)
 
     @property
     def port_num(self) -> int:
@@ -109,14 +116,17 @@ class Resolving(IdState):
         return Route(_user(b.local_addr), _user(b.peer_addr), b.sgid, b.dgid, b.pkey, b.paths)
 
     @property
-    def local_addr(self) -> SockAddr | None:
-        """The source address, rdma_get_local_addr(3); None before the id is bound."""
-        return _user(self._backend.local_addr)
+    def local_addr(self) -> SockAddr:
+        """The source address, rdma_get_local_addr(3); CmStateError before there is one.
+
+        ``route.src_addr`` is None then, as ``route.dst_addr`` without a destination.
+        """
+        return _user(self._backend.local_addr) or self._lacks("has no source address", "local_addr", BIND_HINT)
 
     @property
-    def peer_addr(self) -> SockAddr | None:
-        """The destination address, rdma_get_peer_addr(3); None before it is resolved."""
-        return _user(self._backend.peer_addr)
+    def peer_addr(self) -> SockAddr:
+        """The destination address, rdma_get_peer_addr(3); CmStateError before it is resolved, and of a listener."""
+        return _user(self._backend.peer_addr) or self._lacks("has no destination", "peer_addr", "resolve_addr()")
 
     @property
     def src_port(self) -> int:
@@ -139,16 +149,18 @@ class Resolving(IdState):
 
     # -- binding and resolving ------------------------------------------------------------------------
 
-    def bind_addr(self, address: SockAddr) -> None:
+    def bind_addr(self, address: SockAddr | None) -> None:
         """Bind to a source address, rdma_bind_addr(3).
 
         A specific address also binds the id to its device; a wildcard does not. Port 0 takes a free port
         (:attr:`src_port`). A host *name* is looked up in the calling thread. EADDRNOTAVAIL: the address is not this
         host's, the port is taken by or for a wildcard, or no port is free; EADDRINUSE: address and port are taken;
         EACCES: a privileged port; ENODEV: a GID of no InfiniBand port; EPROTONOSUPPORT: a service id of another port
-        space; EINVAL: bound already, a link-local address without scope, a P_Key that the port lacks.
+        space; EINVAL: None, bound already, a link-local address without scope, a P_Key that the port lacks.
         """
         self._check_alive("bind_addr")
+        if address is None:
+            raise cm_error(errno.EINVAL, "there is no address", "bind_addr")
         bound = lookup_address(address)
         try:
             self._backend.bind_addr(bound)
@@ -156,7 +168,7 @@ class Resolving(IdState):
             note_choice(error, self._channel._choice_reason)
             raise
 
-    def resolve_addr(self, dst_addr: SockAddr, src_addr: SockAddr | None = None, timeout_ms: int = 2000) -> None:
+    def resolve_addr(self, dst_addr: SockAddr | None, src_addr: SockAddr | None = None, timeout_ms: int = 2000) -> None:
         """Find device, port, GIDs and next hop for a destination, rdma_resolve_addr(3).
 
         Ends in ADDR_RESOLVED or ADDR_ERROR: -ETIMEDOUT (no neighbour answered in ``timeout_ms`` milliseconds),
@@ -166,9 +178,11 @@ class Resolving(IdState):
 
         Raises, and no event follows: the errors of :meth:`bind_addr`; ENETUNREACH, EHOSTUNREACH, EACCES or EINVAL of
         the routing tables; ENODEV where no InfiniBand port will do; EINVAL for a negative timeout, another address
-        family, a source other than the bound one.
+        family, a source other than the bound one, or ``dst_addr`` None, as the entry of a passive lookup has it.
         """
         self._check_alive("resolve_addr")
+        if dst_addr is None:
+            raise cm_error(errno.EINVAL, "there is no destination", "resolve_addr")
         destination = lookup_address(dst_addr)
         source = None if src_addr is None else lookup_address(src_addr)
         try:

@@ -8,7 +8,7 @@ knows this module, but none of the others. :class:`rdmacm.CmId` joins them.
 from __future__ import annotations
 
 import errno
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from rdmacm.cmid.acks import EventOwner
 from rdmacm.cmid.failures import STEPS
@@ -25,6 +25,9 @@ from rdmacm.verbs.enums import QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
+
+#: What to try where an id has no device, or no address.
+BIND_HINT = "resolve_addr(), or bind_addr() with an address of this host"
 
 
 class FetchedEvent(Protocol):
@@ -70,16 +73,16 @@ class IdState(EventOwner):
         "ps": "The :class:`PortSpace`.",
         "qp_type": "The :class:`QPType` of its queue pair.",
         "context": "The user's own object; a new id of a listener has the listener's.",
-        "event": "The last event of a synchronous id, until its next call; else None.",
-        "send_cq": "The :class:`~rdmacm.verbs.CQ` where sends complete; None without a queue pair.",
-        "recv_cq": "The :class:`~rdmacm.verbs.CQ` where receives complete; None without a queue pair.",
-        "send_cq_channel": "The channel of :attr:`send_cq`, if :meth:`create_qp` made both; else None.",
-        "recv_cq_channel": "The channel of :attr:`recv_cq`, if :meth:`create_qp` made both; else None.",
         "__weakref__": "The provider refers to an id weakly.",
         "_backend": "The id inside its provider.",
         "_channel": "Where its events go.",
         "_private": "Whether the id is synchronous, and has a channel of its own.",
         "_closed": "Whether it is destroyed, or not made yet.",
+        "_event": "The last event of a synchronous id, until its next call; else None.",
+        "_send_cq": "Where sends complete; None without a queue pair.",
+        "_recv_cq": "Where receives complete; None without a queue pair.",
+        "_send_cq_channel": "The channel of the former, if create_qp() made both; else None.",
+        "_recv_cq_channel": "The channel of the latter, if create_qp() made both; else None.",
         "_addrinfo": "What resolve_addrinfo has begun, until its outcome is fetched.",
         "_pd": "None until it is asked for, or a queue pair is created.",
         "_qp": "The queue pair, or None.",
@@ -100,18 +103,18 @@ class IdState(EventOwner):
         EventOwner.__init__(self)
         self._closed = True
         self._channel, self._private = channel, is_private
-        self.ps = ps
-        self.qp_type = qp_type
-        self.context = context
-        self.event = cast("FetchedEvent | None", None)  # CmId has the type that users see
+        self.ps: PortSpace = ps
+        self.qp_type: QPType = qp_type
+        self.context: object = context
+        self._event = cast("FetchedEvent | None", None)  # CmId has the type that users see
         self._addrinfo: AddrinfoOutcome | None = None
         self._pd: PD | None = None
         self._qp: QP | None = None
         self._srq: SRQ | None = None
-        self.send_cq: CQ | None = None
-        self.recv_cq: CQ | None = None
-        self.send_cq_channel: CompChannel | None = None
-        self.recv_cq_channel: CompChannel | None = None
+        self._send_cq: CQ | None = None
+        self._recv_cq: CQ | None = None
+        self._send_cq_channel: CompChannel | None = None
+        self._recv_cq_channel: CompChannel | None = None
         self._own_queues: tuple[CQ | CompChannel, ...] = ()
         self._srq_queues: tuple[CQ | CompChannel, ...] = ()
         self._qp_template: QPInitAttr | None = None
@@ -127,12 +130,11 @@ class IdState(EventOwner):
     def _bound(self, call: str) -> Context:
         """The device of the id; EINVAL if it is bound to none."""
         self._check_alive(call)
-        context = self._backend.verbs
-        if context is None:
-            raise cm_error(
-                errno.EINVAL, "the id is not bound to a device", call, hint="resolve_addr(), or bind to an address"
-            )
-        return context
+        return self._backend.verbs or self._lacks("is not bound to a device", call, BIND_HINT)
+
+    def _lacks(self, what: str, call: str, hint: str) -> NoReturn:
+        """Raise the error of an attribute, or of a call that needs it, before the id has it."""
+        raise CmStateError(errno.EINVAL, f"the id {what} (state {self._backend.state.name})", call, hint=hint)
 
     @property
     def peer_addr_text(self) -> str:
@@ -153,7 +155,7 @@ class IdState(EventOwner):
         while True:
             self._release_event()
             event = self._next_event(STEPS[failures[0]] if failures else "disconnect")
-            self.event = event
+            self._event = event
             if event.type is wanted and event.status == 0:
                 return
             if event.type in (wanted, *failures, CmEventType.DEVICE_REMOVAL):
@@ -172,6 +174,6 @@ class IdState(EventOwner):
 
     def _release_event(self) -> None:
         """Acknowledge the last event of a synchronous id."""
-        if self.event is not None:
-            self.event.ack()
-            self.event = None
+        if self._event is not None:
+            self._event.ack()
+            self._event = None

@@ -79,7 +79,7 @@ class Capture:
     def __init__(
         self, path: str | os.PathLike[str] | int, *, interface: str = "rdmacm", clock: Callable[[], int] = time.time_ns
     ) -> None:
-        self.path = path if isinstance(path, int) else os.fspath(path)
+        self.path: int | str = path if isinstance(path, int) else os.fspath(path)
         self._clock = clock
         # Reentrant, because a garbage collection during a tap may run the finalizer of an id, which sends packets.
         self._lock = threading.RLock()

@@ -28,12 +28,12 @@ class ConnectionBase:
         return self._state.cmid
 
     @property
-    def local_addr(self) -> SockAddr | None:
+    def local_addr(self) -> SockAddr:
         """The local socket address."""
         return self._state.cmid.local_addr
 
     @property
-    def peer_addr(self) -> SockAddr | None:
+    def peer_addr(self) -> SockAddr:
         """The peer's socket address."""
         return self._state.cmid.peer_addr
 
@@ -101,11 +101,11 @@ class RequestBase:
     def __init__(self, incoming: IncomingRequest) -> None:
         self._incoming = incoming
         #: Private data of the peer's connect, padded with zeros.
-        self.private_data = incoming.private_data
+        self.private_data: bytes = incoming.private_data
         #: The local socket address.
-        self.local_addr = incoming.cmid.local_addr
+        self.local_addr: SockAddr = incoming.cmid.local_addr
         #: The peer's socket address.
-        self.peer_addr = incoming.cmid.peer_addr
+        self.peer_addr: SockAddr = incoming.cmid.peer_addr
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject the request, with up to 148 bytes of private data for the peer's :class:`~rdmacm.CmRejectedError`.
@@ -138,7 +138,7 @@ class ListenerBase:
         return self._state.cmid
 
     @property
-    def address(self) -> SockAddr | None:
+    def address(self) -> SockAddr:
         """The local socket address, with the port that was assigned."""
         return self._state.cmid.local_addr
 

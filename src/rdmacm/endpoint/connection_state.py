@@ -125,13 +125,13 @@ class ConnectionState:
         #: Private data of the peer's REQ or REP.
         self.private_data = b""
         #: Whether the connection is or was established.
-        self.is_established = False
+        self.is_established: bool = False
         #: Changes when the connection is established and when it ends.
-        self.lifecycle = Observable()
+        self.lifecycle: Observable = Observable()
         #: Why the connection has ended; None before that.
         self.close_reason: str | None = None
         #: Whether :meth:`release` has been called: queue pair and memory are destroyed.
-        self.is_released = False
+        self.is_released: bool = False
         #: Whether the dispatcher is going to call :meth:`poll`.
         self.is_scheduled = False
         #: How long each step of the connection setup took.
@@ -175,7 +175,6 @@ class ConnectionState:
         started = time.perf_counter()
         options, cmid = self.options, self.cmid
         context = cmid.verbs
-        assert context is not None
         self._cq = CQ(context, self._send_depth + options.depth)
         self._cq.backend.notify = self._reported
         pd = options.pd

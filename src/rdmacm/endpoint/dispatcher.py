@@ -46,9 +46,9 @@ class Wait:
     __slots__ = ("ready", "subject", "until")
 
     def __init__(self, subject: Observable, ready: Callable[[], object], until: float | None = None) -> None:
-        self.subject = subject
-        self.ready = ready
-        self.until = until
+        self.subject: Observable = subject
+        self.ready: Callable[[], object] = ready
+        self.until: float | None = until
 
 
 #: An operation of an endpoint: yields waits, is resumed with their values, and returns its result.
@@ -91,14 +91,14 @@ class Dispatcher:
         on_ready: Callable[[], None] | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self.channel = EventChannel(provider)
-        self.provider = self.channel.provider
+        self.channel: EventChannel = EventChannel(provider)
+        self.provider: Provider = self.channel.provider
         #: The provider's clock, in seconds. A simulated provider has virtual time.
-        self.clock = self.provider.clock
+        self.clock: Callable[[], float] = self.provider.clock
         self._on_ready = on_ready
         self._on_close = on_close
         #: Faults of endpoints that were contained.
-        self.errors = InternalErrors()
+        self.errors: InternalErrors = InternalErrors()
         #: Endpoints, and calls under way, that need the channel.
         self._users = 1
         #: Events in the channel that :meth:`dispatch` has not fetched.

@@ -37,7 +37,7 @@ class IncomingRequest:
         #: The id of the request, which its connection takes over.
         self.cmid = cmid
         #: Private data of the REQ, padded with zeros.
-        self.private_data = event.private_data
+        self.private_data: bytes = event.private_data
         self.dispatcher = dispatcher
         #: The options of the connection.
         self._options = options
@@ -116,7 +116,7 @@ class ListenerState(Observable):
         #: Why the listener has ended, as the error of further calls: errno and text; None while it listens.
         self._end: tuple[int, str] | None = None
         #: Whether :meth:`close` has been called.
-        self.is_closed = False
+        self.is_closed: bool = False
         #: The error of the last request that could not be accepted.
         self.last_error: RdmaError | None = None
         #: The next request to answer. The others are in the backlog of the listening id, where they cost little.
@@ -124,7 +124,7 @@ class ListenerState(Observable):
         #: The connections that no call of ``accept`` has returned.
         self._admission: Admission[ConnectionState] = Admission(dispatcher.clock, self.changed)
         #: The listening id.
-        self.cmid = create_bound_id(dispatcher, address)
+        self.cmid: CmId = create_bound_id(dispatcher, address)
         try:
             self.cmid.context = self
             self.cmid.allow_requests(1)

@@ -81,9 +81,9 @@ class Region:
     __slots__ = ("__weakref__", "_on_close", "mr", "remote", "view")
 
     def __init__(self, mr: MR, buffer: Buffer, on_close: Callable[[Region], None]) -> None:
-        self.mr = mr
-        self.view = byte_view(buffer)
-        self.remote = RemoteRegion(mr.addr, mr.rkey, len(self.view))
+        self.mr: MR = mr
+        self.view: memoryview[int] = byte_view(buffer)
+        self.remote: RemoteRegion = RemoteRegion(mr.addr, mr.rkey, len(self.view))
         self._on_close: Callable[[Region], None] | None = on_close
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ class PacketSizes:
         self._headers = _IP_UDP[len(route.sgid.ip)] + BTH_LENGTH + ICRC_LENGTH
         self._path_mtu = next((path.mtu_bytes for path in route.path_rec), 0)
         #: The longest that is known to have arrived, provided that the peer answers.
-        self.arrived = max(self._headers + _RETH_LENGTH, self.of(sent))
+        self.arrived: int = max(self._headers + _RETH_LENGTH, self.of(sent))
 
     def of(self, payload: int) -> int:
         """The length of the longest packet of a message."""

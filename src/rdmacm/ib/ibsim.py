@@ -97,9 +97,9 @@ class IbsimTransport:
     def __init__(self, node: str, base: str | None = None) -> None:
         self._node = node
         self._base = base or os.environ.get("IBSIM_SOCKNAME") or DEFAULT_BASE
-        self.name = f"ibsim:{node}" if base is None else f"ibsim:{node}@{base}"
+        self.name: str = f"ibsim:{node}" if base is None else f"ibsim:{node}@{base}"
         #: False if another client takes the node's requests, so that this one receives only responses.
-        self.carries_cm = True
+        self.carries_cm: bool = True
         self.dropped: dict[str, int] = Counter()
         #: The sockets for control requests and for MADs; None while the port is not open.
         self._control: socket.socket | None = None

@@ -41,7 +41,7 @@ class Registration:
         #: The record as it is registered.
         self.record = record
         #: Whether it was withdrawn, or could not be registered.
-        self.is_withdrawn = False
+        self.is_withdrawn: bool = False
         self._runtime = runtime
         self._session = session
         self._find_port = find_port

@@ -47,7 +47,7 @@ class SaSession:
         self._runtime = runtime
         self._transport = transport
         #: The engine: queries, repetitions, segmented responses.
-        self.client = SaClient(random, reassembles=transport.reassembles)
+        self.client: SaClient = SaClient(random, reassembles=transport.reassembles)
         #: The callback of each query without a response.
         self._callbacks: dict[int, Callable[[SaResponse], None]] = {}
         #: The timer for the engine's next deadline, or for an earlier time; None while the engine has no deadline.

@@ -70,7 +70,7 @@ class UmadTransport:
         self._port_num = port
         self._sys = sys
         self._dev = dev
-        self.name = f"umad:{device}/{port}"
+        self.name: str = f"umad:{device}/{port}"
         self.dropped: dict[str, int] = Counter()
         #: The descriptor of the device file; -1 while the port is not open.
         self._fd = -1

@@ -34,7 +34,7 @@ class Descriptors(Driver):
         try:
             watch = importlib.import_module("rdmacm.kernel.verbs.watch")
         except ImportError:
-            self.runtime = Runtime(time.monotonic)
+            self.runtime: Runtime = Runtime(time.monotonic)
             self.runtime.attach(self)
         else:
             self.runtime = watch.runtime()

@@ -61,7 +61,7 @@ class KernelQueue:
         self._translate = translate
         self._own_addresses = own_addresses
         #: The open file.
-        self.ucma = Ucma()
+        self.ucma: Ucma = Ucma()
         #: Events that are not in the kernel (any more), oldest first; all of them are older than the kernel's.
         self._events: deque[QueuedEvent] = deque()
         #: Called after events are added. The API sets it.

@@ -25,6 +25,7 @@ from rdmacm.verbs.enums import LinkLayer, TransportType
 
 if TYPE_CHECKING:
     from rdmacm.kernel.event_queue import QueueMember
+    from rdmacm.progress.runtime import Runtime
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.verbs.backend import DeviceBackend
 
@@ -60,8 +61,8 @@ class KernelHost:
 
     def __init__(self, network: Network, sysfs: Sysfs) -> None:
         #: What the waiting threads poll.
-        self.descriptors = Descriptors(self._release_all)
-        self.runtime = self.descriptors.runtime
+        self.descriptors: Descriptors = Descriptors(self._release_all)
+        self.runtime: Runtime = self.descriptors.runtime
         #: Interfaces, routes and neighbours of the system.
         self.network = network
         self.sysfs = sysfs

@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB
+from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
 from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Step
 from rdmacm.kernel import abi
 from rdmacm.kernel.abi import Command, Query, Response
-from rdmacm.kernel.differences import rules_of
+from rdmacm.kernel.differences import Rules, rules_of
 from rdmacm.kernel.event_queue import KernelQueue
 from rdmacm.kernel.host import KernelHost
 from rdmacm.kernel.reasons import no_device, reason_of
@@ -23,7 +23,7 @@ from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import Ece
 from rdmacm.provider.idstate import CommonIdState
 from rdmacm.provider.multicast import GroupJoin
-from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
 
@@ -36,6 +36,8 @@ class IdState(CommonIdState):
     The state is as far as the events that were fetched tell; the kernel's own may be ahead.
     """
 
+    peer_ece: Ece
+
     def __init__(
         self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
     ) -> None:
@@ -46,13 +48,13 @@ class IdState(CommonIdState):
         #: The kernel's number of the id.
         self.number = number
         #: What is done by its type.
-        self.rules = rules_of(qp_type)
+        self.rules: Rules = rules_of(qp_type)
         #: Whether a request has made it.
         self.is_passive = False
         #: The joins of multicast groups: the kernel's number and the cookie of each.
         self._joins: dict[GroupJoin, tuple[int, int]] = {}
         #: The number by which its events name it.
-        self.cookie = next(host.cookies)
+        self.cookie: int = next(host.cookies)
         #: The row of ``sgid``; None until it is looked for.
         self._gid_index: int | None = None
         #: The source that was asked for before resolving, and where it came from: "given" or "bound".
@@ -98,7 +100,7 @@ class IdState(CommonIdState):
         """The kernel has accepted a call that leads to a state; it may have been ahead of the events fetched here."""
         if log.enabled:
             log.ID.debug("%s: %s -> %s", str(self), self.state.name, state.name)
-        self.state = state
+        self.state: State = state
 
     def __str__(self) -> str:
         return f"{self.port_space.name} id {self.number} {self.local_addr or '-'} -> {self.peer_addr or '-'}"
@@ -165,25 +167,25 @@ class IdState(CommonIdState):
         """Read the addresses, the device and the GIDs of the id."""
         known = self._query(Query.ADDR, call)
         if known.source is not None:
-            self.local_addr = known.source
+            self.local_addr: Address | None = known.source
         if known.destination is not None and known.destination != _unset(known.destination):
-            self.peer_addr = known.destination
+            self.peer_addr: Address | None = known.destination
         if not known.node_guid:
             return
         if self.verbs is None:
             name = self.host.name_of(known.node_guid, known.device_index)
             if name is None:  # it is being removed
                 return
-            self.verbs = self.host.context_of(name)
-        self.port_num = known.port_num
-        self.pkey = known.pkey or DEFAULT_PKEY  # Ethernet: packets and path records have this one
+            self.verbs: Context | None = self.host.context_of(name)
+        self.port_num: int = known.port_num
+        self.pkey: int = known.pkey or DEFAULT_PKEY  # Ethernet: packets and path records have this one
         gids = self._query(Query.GID, call)
         if isinstance(gids.source, SockAddrIB):
             if gids.source.addr != self.sgid:
                 self._gid_index = None
-            self.sgid = gids.source.addr
+            self.sgid: Gid = gids.source.addr
         if isinstance(gids.destination, SockAddrIB):
-            self.dgid = gids.destination.addr
+            self.dgid: Gid = gids.destination.addr
 
     def _query(self, option: Query, call: str) -> abi.Addresses:
         self.queue.ucma.preset(abi.DEVICE_INDEX_OFFSET, abi.UNKNOWN_DEVICE)
@@ -200,7 +202,7 @@ class IdState(CommonIdState):
             paths = [path.replace(dlid=0, slid=0) for path in paths]
         if not paths and self.verbs is not None:  # iWARP has none
             paths = [PathRecord(dgid=self.dgid, sgid=self.sgid, mtu=self._mtu_code())]
-        self.paths = tuple(paths)
+        self.paths: tuple[PathRecord, ...] = tuple(paths)
 
     def _mtu_code(self) -> int:
         """The code of the port's path MTU; 0 if unknown."""

@@ -12,6 +12,7 @@ import errno
 import logging
 import struct
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -83,6 +84,8 @@ def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: in
 class KernelId(IdState):
     """See the module."""
 
+    origin: str
+
     @property
     def is_iwarp(self) -> bool:
         """Whether the id is bound to a device of the iWARP transport."""
@@ -93,7 +96,7 @@ class KernelId(IdState):
     def bind_addr(self, address: Address) -> None:
         with self.runtime.lock:
             self.begin("bind_addr")
-            self.started = perf_counter_ns()
+            self.started: int = perf_counter_ns()
             try:
                 self.tell(Command.BIND, abi.bind(self.number, address), "bind_addr", Trigger.BIND_ADDR)
             except RdmaError as error:
@@ -140,7 +143,7 @@ class KernelId(IdState):
             except RdmaError as error:
                 self._not_resolved(destination, error)
                 raise
-            self.peer_addr = destination
+            self.peer_addr: Address | None = destination
             self.enter(State.ADDR_QUERY)
 
     def _check_bound(self, source: Address | None, destination: Address) -> None:
@@ -319,7 +322,7 @@ class KernelId(IdState):
             self.begin("listen")
             payload = abi.pair(self.number, max(0, min(backlog, 0x7FFFFFFF)))
             self.tell(Command.LISTEN, payload, "listen", Trigger.LISTEN)
-            self.most_held = backlog if 0 < backlog < _MOST_HELD else _MOST_HELD
+            self.most_held: int = backlog if 0 < backlog < _MOST_HELD else _MOST_HELD
             self.enter(State.LISTEN)
             self.refresh("listen")
 
@@ -351,7 +354,7 @@ class KernelId(IdState):
         return made
 
     def adopt(self, owner: Owner) -> None:
-        self.owner = weakref.ref(owner)
+        self.owner: Callable[[], Owner | None] = weakref.ref(owner)
 
     # -- connecting -----------------------------------------------------------------------------------
 

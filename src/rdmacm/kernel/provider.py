@@ -27,6 +27,7 @@ from rdmacm.resolution.path import PathMaker
 from rdmacm.verbs.device import Device
 
 if TYPE_CHECKING:
+    from rdmacm.progress.runtime import Runtime
     from rdmacm.verbs.backend import DeviceBackend
 
 T = TypeVar("T")
@@ -38,9 +39,9 @@ class KernelProvider:
     name = PROVIDER
 
     def __init__(self, network: Network, *, sysfs: Sysfs | None = None) -> None:
-        self.host = KernelHost(network, sysfs or Sysfs())
-        self.runtime = self.host.runtime
-        self.clock = self.runtime.clock
+        self.host: KernelHost = KernelHost(network, sysfs or Sysfs())
+        self.runtime: Runtime = self.host.runtime
+        self.clock: Callable[[], float] = self.runtime.clock
         self._paths = PathMaker(network)
 
     # -- devices --------------------------------------------------------------------------------------

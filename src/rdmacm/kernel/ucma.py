@@ -48,7 +48,7 @@ class Ucma:
 
     def __init__(self, dev: str = "/dev", sys: str = "/sys") -> None:
         #: The descriptor; -1 once closed. It polls readable when there is an event.
-        self.fd = -1
+        self.fd: int = -1
         version = abi_version(sys)
         if version is not None and version not in abi.ABI_VERSIONS:
             spoken = ", ".join(map(str, abi.ABI_VERSIONS))

@@ -54,7 +54,7 @@ class LabHost:
 
     def __init__(self, name: str, number: int, pid: int) -> None:
         self.name = name
-        self.addresses = addresses_of(number)
+        self.addresses: tuple[str, str] = addresses_of(number)
         self.pid = pid
         self._children: list[subprocess.Popen[Any]] = []
 
@@ -109,7 +109,7 @@ class Lab:
         check_names(names)
         if not sys.platform.startswith("linux"):
             raise cm_error(errno.EOPNOTSUPP, "network namespaces are Linux's", "lab")
-        self.wiring = wiring or Wiring()
+        self.wiring: Wiring = wiring or Wiring()
         self.hosts: dict[str, LabHost] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

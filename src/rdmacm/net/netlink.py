@@ -238,7 +238,7 @@ class NetlinkNetwork:
     sees_neighbours = True
 
     def __init__(self) -> None:
-        self.boot_key = boot_key()
+        self.boot_key: bytes = boot_key()
         self._query: socket.socket | None = None
         self._monitor: socket.socket | None = None
         #: UDP sockets that send the datagrams of :meth:`probe`, by address family.

@@ -42,7 +42,7 @@ class PortableNetwork:
     sees_neighbours = False
 
     def __init__(self) -> None:
-        self.boot_key = boot_key()
+        self.boot_key: bytes = boot_key()
 
     def interfaces(self) -> list[Interface]:
         found = []

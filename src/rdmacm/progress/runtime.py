@@ -140,17 +140,17 @@ class Runtime:
         #: Reads the time in seconds; it never goes back.
         self.clock = clock
         #: Whether the clock is the system's; a virtual one has no descriptors and no threads.
-        self.is_real_time = clock is time.monotonic
+        self.is_real_time: bool = clock is time.monotonic
         #: Guards everything inside the provider.
-        self.lock = self._make_lock()
+        self.lock: threading.RLock = self._make_lock()
         #: Whether this is a child of fork(2), where the descriptors are the parent's.
-        self.abandoned = False
+        self.abandoned: bool = False
         #: Counts calls that made progress. The helper thread sees by it whether the application makes progress.
-        self.progress_count = 0
+        self.progress_count: int = 0
         #: When the last progress or poll began, in seconds of ``clock``. To read a clock may take a system call.
-        self.now = 0.0
+        self.now: float = 0.0
         #: When a caller that polls, or finds its result queued, makes full progress, in seconds of ``clock``.
-        self.progress_due = 0.0
+        self.progress_due: float = 0.0
         #: Whether progress consists of reading descriptors that poll readable, so that a thread may sleep without it:
         #: it is woken at once.
         self.only_reads = False
@@ -159,9 +159,9 @@ class Runtime:
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
         #: The threads that wait.
-        self.waiters = Waiters(self)
+        self.waiters: Waiters = Waiters(self)
         #: Faults of this package that were contained.
-        self.errors = InternalErrors()
+        self.errors: InternalErrors = InternalErrors()
         #: The provider's input and output, from :meth:`attach` on.
         self.driver: Driver
         #: The calls of :meth:`call_at`.

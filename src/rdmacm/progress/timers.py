@@ -24,7 +24,7 @@ class Timer:
 
     def __init__(self, timers: Timers, when: float, callback: Callable[[float], None]) -> None:
         self._timers = timers
-        self.when = when
+        self.when: float = when
         #: Called with the time in seconds; None once it was called or cancelled.
         self.callback: Callable[[float], None] | None = callback
 
@@ -93,7 +93,7 @@ class TimerDescriptor:
     """A timer whose descriptor, ``fd``, polls readable from its deadline on, until it is set again."""
 
     def __init__(self) -> None:
-        self.fd = _create()
+        self.fd: int = _create()
 
     def set(self, deadline: float | None, now: float) -> None:
         """Fire at ``deadline`` on the clock that reads ``now``; None disarms."""

@@ -25,14 +25,14 @@ class Wake:
         #: The reading and the writing end; None with eventfd(2).
         self._pair: tuple[socket.socket, socket.socket] | None = None
         if sys.platform == "linux":
-            self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
             self._pair = socket.socketpair()
             for end in self._pair:
                 end.setblocking(False)
             self.fd = self._pair[0].fileno()
         #: Whether the descriptor is readable.
-        self.raised = False
+        self.raised: bool = False
 
     def set(self) -> None:
         """Make the descriptor readable."""
@@ -89,7 +89,7 @@ class Waiter:
         #: The longest wait in milliseconds.
         self._longest = _LONGEST_WAIT
         try:
-            self.wake = Wake()
+            self.wake: Wake | _NoWake = Wake()
         except OSError:
             self.wake = _NoWake()
             self._longest = _WAIT_WITHOUT_WAKE

@@ -43,9 +43,10 @@ def _find() -> tuple[ModuleType | None, str]:
 
 
 #: The module of the compiled core; None where Python runs alone.
+compiled: ModuleType | None
 compiled, _why = _find()
 #: "c" or "python".
-name = "python" if compiled is None else "c"
+name: str = "python" if compiled is None else "c"
 
 
 def description() -> str:

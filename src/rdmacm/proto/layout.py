@@ -84,8 +84,8 @@ class Layout:
     fill: Callable[[object, Buffer], None]
 
     def __init__(self, size: int, fields: Sequence[Field]) -> None:
-        self.size = size
-        self.fields = tuple(fields)
+        self.size: int = size
+        self.fields: tuple[Field, ...] = tuple(fields)
 
     if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
 

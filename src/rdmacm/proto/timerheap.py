@@ -47,7 +47,7 @@ class LazyTimerHeap(Generic[K]):
         self._entry_times: dict[K, float] = {}
         #: No deadline is before this time (seconds); infinity without deadlines. An attribute, not a property, because
         #: loops read it for every packet.
-        self.earliest = inf
+        self.earliest: float = inf
 
     def __len__(self) -> int:
         """The number of entries, including stale ones."""

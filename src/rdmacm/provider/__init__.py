@@ -541,9 +541,16 @@ class Provider(Protocol):
     name: str
     #: The time of all its timeouts and deadlines: seconds that only go forward. A simulated provider has its own.
     clock: Callable[[], float]
-    #: Sees the packets that pass; None for no one. A provider that does not see its packets, as one of kernel devices,
-    #: raises EOPNOTSUPP for anything but None.
-    tap: Tap | None
+
+    @property
+    def tap(self) -> Tap | None:
+        """Sees the packets that pass; None for no one.
+
+        A provider that does not see its packets, as one of kernel devices, raises EOPNOTSUPP for anything but None.
+        """
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None: ...
 
     @property
     def capabilities(self) -> Capabilities:

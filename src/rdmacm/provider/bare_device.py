@@ -5,6 +5,7 @@ See :class:`rdmacm.verbs.backend.DeviceBackend`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rdmacm.capabilities import Capabilities, Feature, absent
@@ -38,12 +39,22 @@ class BareDevice:
         """The error of every call."""
         return absent(Feature.VERBS, "open_device", self.name, self.capabilities, hint=self.hint)
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self.refusal()
 
     def query_counters(self) -> dict[str, int]:
         """See :class:`rdmacm.verbs.backend.DeviceBackend`."""
         raise self.refusal()
 
-    reg_mr = reg_dmabuf_mr = alloc_mw = create_ah = create_channel = create_async_queue = _refuse
-    create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse
+    reg_mr: Callable[..., NoReturn] = _refuse
+    reg_dmabuf_mr: Callable[..., NoReturn] = _refuse
+    alloc_mw: Callable[..., NoReturn] = _refuse
+    create_ah: Callable[..., NoReturn] = _refuse
+    create_channel: Callable[..., NoReturn] = _refuse
+    create_async_queue: Callable[..., NoReturn] = _refuse
+    create_cq: Callable[..., NoReturn] = _refuse
+    create_srq: Callable[..., NoReturn] = _refuse
+    create_qp: Callable[..., NoReturn] = _refuse
+    open_qp: Callable[..., NoReturn] = _refuse
+    open_xrcd: Callable[..., NoReturn] = _refuse
+    create_xrc_srq: Callable[..., NoReturn] = _refuse

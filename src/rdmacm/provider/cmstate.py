@@ -26,7 +26,9 @@ that is not in the tables is ignored: the id was destroyed in the meantime, for 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from enum import Enum, IntEnum
+from typing import ClassVar
 
 
 class State(IntEnum):
@@ -50,7 +52,7 @@ class State(IntEnum):
 class Trigger(Enum):
     """A call or an outcome that moves an id. The value is the name of the call, or describes the outcome."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python and slower
+    __hash__: ClassVar[Callable[[object], int]] = object.__hash__  # Enum's own is written in Python and slower
 
     BIND_ADDR = "bind_addr"
     RESOLVE_ADDR = "resolve_addr"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Self
 
+from rdmacm.errors import cm_error
 from rdmacm.verbs.attr import AHAttr
 
 #: ``RDMA_MAX_RESP_RES`` and ``RDMA_MAX_INIT_DEPTH``: as many as the device supports (on accept: and the peer).
@@ -45,6 +47,11 @@ class ConnParam:
         """This object: C has it in an event as ``param.conn``."""
         return self
 
+    @property
+    def ud(self) -> UdParam:
+        """EINVAL: C has parameters of datagrams in the same union."""
+        raise cm_error(errno.EINVAL, "the parameters are those of a connection", "param.ud", hint="param.conn")
+
 
 @dataclass(frozen=True, slots=True)
 class UdParam:
@@ -69,6 +76,11 @@ class UdParam:
     def ud(self) -> Self:
         """This object: C has it in an event as ``param.ud``."""
         return self
+
+    @property
+    def conn(self) -> ConnParam:
+        """EINVAL: C has parameters of connections in the same union."""
+        raise cm_error(errno.EINVAL, "the parameters are those of a datagram id", "param.conn", hint="param.ud")
 
 
 @dataclass(frozen=True, slots=True)

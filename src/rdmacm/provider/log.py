@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = "RDMACM_LOG"
 
 #: Whether a logger took DEBUG messages at the last :func:`refresh`.
-enabled = False
+enabled: bool = False
 
 _DEBUG = 10  # logging.DEBUG: importing logging takes milliseconds, so programs that do not log are spared it
 _FORMAT = "%(asctime)s.%(msecs)03d %(process)d %(name)s: %(message)s"
@@ -34,7 +34,7 @@ class Channel:
     __slots__ = ("logger", "name")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         #: None until :meth:`make_logger`.
         self.logger: Logger | None = None
 

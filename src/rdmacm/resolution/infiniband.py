@@ -61,9 +61,9 @@ class IbLookup:
     __slots__ = ("candidates", "destination", "provider", "steps")
 
     def __init__(self, destination: SockAddrIB, provider: str) -> None:
-        self.destination = destination
+        self.destination: SockAddrIB = destination
         #: The provider's name, for the explanation.
-        self.provider = provider
+        self.provider: str = provider
         self.candidates: list[Candidate] = []
         #: Name, nanoseconds and result of each step taken.
         self.steps: list[tuple[str, int, str]] = []

@@ -34,11 +34,11 @@ class Target:
 
     def __init__(self, number: int, uid: int) -> None:
         #: Its number in the commands of the session.
-        self.number = number
+        self.number: int = number
         #: The number that the program has given it, and its events have; 0 before a request is accepted.
-        self.uid = uid
+        self.uid: int = uid
         #: How many of its events the program has read.
-        self.reported = 0
+        self.reported: int = 0
 
     def _reported(self) -> None:
         """See :class:`rdmacm.provider.Owner`: an event counts once the program has read it, which is later."""
@@ -53,7 +53,7 @@ class Identifier(Target):
 
     def __init__(self, number: int, uid: int, channel: Channel) -> None:
         super().__init__(number, uid)
-        self.channel = channel
+        self.channel: Channel = channel
         #: The multicast groups that it has joined.
         self.joins: list[Join] = []
 
@@ -65,7 +65,7 @@ class Join(Target):
 
     def __init__(self, number: int, uid: int, identifier: Identifier) -> None:
         super().__init__(number, uid)
-        self.identifier = identifier
+        self.identifier: Identifier = identifier
 
 
 class _Sent(NamedTuple):

@@ -63,7 +63,7 @@ class SharedCounters:
 
     def __init__(self) -> None:
         #: For the program; -1 once it has it.
-        self.fd = os.memfd_create("rdmacm-counters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd: int = os.memfd_create("rdmacm-counters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.SIZE)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

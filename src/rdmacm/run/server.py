@@ -70,7 +70,7 @@ class Server:
     def __init__(self, path: str, options: Options = NO_OPTIONS) -> None:
         self.path = path
         self.options = options
-        self.provider = open_provider()
+        self.provider: SoftProvider = open_provider()
         _check_devices(self.provider, options)
         #: What to do when a descriptor is ready.
         self._readers: dict[int, Callable[[], None]] = {}

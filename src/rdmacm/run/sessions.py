@@ -44,14 +44,14 @@ class Session:
         watch: Callable[[Channel], None],
         unwatch: Callable[[Channel], None],
     ) -> None:
-        self.provider = common.provider
-        self.options = common.options
-        self.tapping = common.tapping
+        self.provider: SoftProvider = common.provider
+        self.options: Options = common.options
+        self.tapping: Tapping | None = common.tapping
         #: None: nothing is explained.
         self.explanations = Explanations(teller) if common.options.explains else None
         #: Tells the user what the program does not.
         self.teller = teller
-        self.slots = Slots(common.provider)
+        self.slots: Slots = Slots(common.provider)
         #: What the program counts; None before it has asked for the memory.
         self.counters: SharedCounters | None = None
         self.ids: dict[int, Identifier] = {}

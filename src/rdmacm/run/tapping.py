@@ -28,7 +28,7 @@ class Tapping:
     """See the module. ``own`` are the server's packets. OSError if the file cannot be created."""
 
     def __init__(self, path: str, own: Tapped) -> None:
-        self.capture = Capture(path)
+        self.capture: Capture = Capture(path)
         self._lock = threading.RLock()
         self._buffer = memoryview(bytearray(_MOST))
         self._queue, self._program = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

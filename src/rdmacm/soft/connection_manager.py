@@ -137,6 +137,9 @@ class RequestHandler(Protocol):
 class ConnectionManager:
     """See the module. Used with the runtime's lock held. ``gsi`` carries its MADs."""
 
+    received: list[int]
+    sent: list[int]
+
     def __init__(self, runtime: Runtime, random: Random, gsi: Gsi) -> None:
         self._runtime = runtime
         self._random = random
@@ -154,7 +157,7 @@ class ConnectionManager:
         #: Messages sent and received, by the low byte of the MAD's attribute id.
         self.sent, self.received = [0] * 256, [0] * 256
         #: Messages that were sent again because no answer came.
-        self.retries = 0
+        self.retries: int = 0
         #: Received messages without effect, of the agents that were closed.
         self._closed_drops: Counter[DropReason] = Counter()
 

@@ -80,20 +80,20 @@ class SoftHost:
         #: Makes numbers that peers must not guess.
         self.random = random
         #: The queue pairs of the RoCE devices, on the wire.
-        self.mux = QPMultiplexer(runtime, wire, random)
+        self.mux: QPMultiplexer = QPMultiplexer(runtime, wire, random)
         self.mux.on_open = self._wire_opened
         #: The connection manager of the RoCE devices. Each InfiniBand port has its own (:attr:`ib`).
-        self.cm = ConnectionManager(runtime, random, self.mux.gsi)
+        self.cm: ConnectionManager = ConnectionManager(runtime, random, self.mux.gsi)
         #: The InfiniBand ports.
-        self.ib = IbPorts(runtime, random, infiniband, self._infiniband_opened)
+        self.ib: IbPorts = IbPorts(runtime, random, infiniband, self._infiniband_opened)
         #: The ids that wait for a neighbour.
-        self.neighbours = PendingNeighbours(runtime, network)
+        self.neighbours: PendingNeighbours = PendingNeighbours(runtime, network)
         #: Makes the path records of RoCE.
-        self.paths = PathMaker(network)
+        self.paths: PathMaker = PathMaker(network)
         #: Tells other processes the counters of this one.
-        self.statistics = CountersServer(self._locked_counters)
+        self.statistics: CountersServer = CountersServer(self._locked_counters)
         #: Serves peers while the application does not wait or poll.
-        self.helper = Helper(runtime, self.mux, self.statistics)
+        self.helper: Helper = Helper(runtime, self.mux, self.statistics)
         #: Names the port table that the processes of a network namespace share.
         self._namespace = namespace
         #: The port table that the caller gave, if any. It is used again after :meth:`released`.

@@ -63,9 +63,9 @@ class SoftProvider:
         infiniband: Sequence[MadTransport] = (),
         runtime: Runtime | None = None,
     ) -> None:
-        self.runtime = runtime or Runtime(clock)
-        self.clock = self.runtime.clock
-        self.host = SoftHost(
+        self.runtime: Runtime = runtime or Runtime(clock)
+        self.clock: Callable[[], float] = self.runtime.clock
+        self.host: SoftHost = SoftHost(
             self.runtime,
             network,
             wire or UdpWire(),

@@ -39,7 +39,7 @@ class VirtualClock:
     """
 
     def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
+        self.now: float = now
 
     def __call__(self) -> float:
         return self.now
@@ -63,7 +63,7 @@ class HostClock:
 
     def __init__(self, base: VirtualClock) -> None:
         self._base = base
-        self.rate = 1.0
+        self.rate: float = 1.0
         #: A time of the fabric's clock, and the host's at that moment.
         self._from = self._at = 0.0
         #: Whether it shows the fabric's time.

@@ -147,9 +147,9 @@ class Fabric:
         self.mtu = mtu
         self.trains = trains
         self.max_steps = max_steps
-        self.clock = VirtualClock(0.0)
+        self.clock: VirtualClock = VirtualClock(0.0)
         self.faults: Callable[[FabricPacket], Verdict | None] | None = None
-        self.log = FabricLog(log_limit)
+        self.log: FabricLog = FabricLog(log_limit)
         self.hosts: dict[str, Host] = {}
         #: The programs of all hosts (:meth:`Host.start`).
         self._programs = Programs(seed, self.clock, self.run)

@@ -155,7 +155,7 @@ class FabricWire(Wire):
         self._listening: list[tuple[int, bytes | None]] = []
         #: The multicast groups that it has joined, and the interfaces.
         self._groups: dict[tuple[bytes, int], None] = {}
-        self.is_open = False
+        self.is_open: bool = False
         self.counters: Counter[str] = Counter()
         self.traffic: Counter[str] = Counter()
         self.slot = slot
@@ -503,27 +503,27 @@ class Host:
         self.name = name
         self.number = number
         self.incarnation = incarnation
-        self.addresses = tuple(str(ip_address(address.partition("/")[0])) for address in addresses)
+        self.addresses: tuple[str, ...] = tuple(str(ip_address(address.partition("/")[0])) for address in addresses)
         self.alive = True
         self.paused = False
-        self.processes = [] if beside is None else beside
-        self.forward_loss = 0.0
+        self.processes: list[Host] = [] if beside is None else beside
+        self.forward_loss: float = 0.0
         #: Decides which requests are lost; made when it is needed.
         self._forward_random: Random | None = None
         self.clock: HostClock = self.processes[0].clock if self.processes else HostClock(fabric.clock)
-        self.lag = 0.0
+        self.lag: float = 0.0
         self._busy_until = 0.0
         self._has_worked = False
         self._fabric_clock = fabric.clock
-        self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
+        self.random: Random = Random(f"{fabric.seed}/{name}/{incarnation}")
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
         eth0 = self.network.add_interface("eth0", *map(_with_prefix, addresses), mtu=fabric.mtu, mac=mac)
         for version, everywhere in ((4, "0.0.0.0/0"), (6, "::/0")):
             if any(ip_address(address).version == version for address in self.addresses):
                 self.network.add_route(everywhere, eth0)
-        self.wire = FabricWire(fabric, self, fabric.trains, self._free_slot())
-        self.infiniband = tuple(infiniband)
+        self.wire: FabricWire = FabricWire(fabric, self, fabric.trains, self._free_slot())
+        self.infiniband: tuple[MemoryPort, ...] = tuple(infiniband)
         low, high = self.network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
         #: The port numbers of this process.
         self.ports = SimPorts(low, high, low + int(self.random.random() * (high - low + 1)), self.processes)

@@ -47,7 +47,7 @@ class FabricLog:
 
     def __init__(self, limit: int = 64 << 20) -> None:
         self.limit = limit
-        self.discarded = 0
+        self.discarded: int = 0
         self._entries: deque[LogEntry] = deque()
         self._size = 0
 

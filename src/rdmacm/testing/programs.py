@@ -98,6 +98,9 @@ class Script:
 class Strand(Blockable, Generic[T]):
     """A thread of a program, and its turns."""
 
+    looks: bool
+    until: float
+
     def __init__(
         self,
         programs: Programs,
@@ -113,14 +116,14 @@ class Strand(Blockable, Generic[T]):
         self.name = name
         self.script = script
         self.is_daemon = thread is not None and thread.daemon
-        self.done = False
+        self.done: bool = False
         self.host = host
         #: Whether it is to end where it waits.
         self.killed = False
         #: When it goes on at the latest, in seconds of the fabric's clock; and whether it has to look before.
         self.until, self.looks = -inf, True
         #: Whether its turn has done more than look.
-        self.ran = False
+        self.ran: bool = False
         self.programs = programs
         self._target = target
         self._arguments = arguments
@@ -132,7 +135,7 @@ class Strand(Blockable, Generic[T]):
         self._polls = 0
         self._go = _new_lock()
         self._go.acquire()
-        self.thread = thread or _Thread(target=self.run, name=f"rdmacm program {name}", daemon=True)
+        self.thread: threading.Thread = thread or _Thread(target=self.run, name=f"rdmacm program {name}", daemon=True)
 
     # -- in the thread of the fabric ------------------------------------------------------------------
 
@@ -261,7 +264,7 @@ class Programs:
         #: Those that have not ended.
         self._all: list[Strand[Any]] = []
         #: Released by the program whose turn ends.
-        self.back = _new_lock()
+        self.back: threading.Lock = _new_lock()
         self.back.acquire()
 
     def start(

@@ -139,8 +139,8 @@ class Scenario:
     """
 
     def __init__(self, events: Iterable[ScenarioEvent] = (), rules: Iterable[FaultRule] = ()) -> None:
-        self.events = tuple(events)
-        self.rules = tuple(rules)
+        self.events: tuple[ScenarioEvent, ...] = tuple(events)
+        self.rules: tuple[FaultRule, ...] = tuple(rules)
 
     @classmethod
     def parse(cls, text: str) -> Scenario:

@@ -149,7 +149,7 @@ class FaultScript:
     """
 
     def __init__(self, rules: Iterable[FaultRule] = ()) -> None:
-        self.rules = tuple(rules)
+        self.rules: tuple[FaultRule, ...] = tuple(rules)
         #: How many packets each rule has fitted.
         self._counts = [0] * len(self.rules)
         self._connections = _Connections()

@@ -108,10 +108,10 @@ class MemoryPort(MadTransport):
     def __init__(self, subnet: MemorySubnet, name: str, number: int, carries_cm: bool) -> None:
         self.name = name
         self.carries_cm = carries_cm
-        self.reassembles = subnet.sa.table_mode is TableMode.WHOLE
+        self.reassembles: bool = subnet.sa.table_mode is TableMode.WHOLE
         self.dropped: dict[str, int] = Counter()
         self.subnet = subnet
-        self.is_open = False
+        self.is_open: bool = False
         self.tid_high = number
         #: Datagrams that :meth:`receive` has not returned yet.
         self._inbox: deque[ReceivedMad] = deque()
@@ -235,8 +235,8 @@ class MemorySubnet:
     ) -> None:
         check_probabilities(loss=loss, duplicate=duplicate, reorder=reorder)
         check_durations(latency=latency, reorder_delay=reorder_delay)
-        self.clock = clock or VirtualClock()
-        self.is_real_time = self.clock is time.monotonic
+        self.clock: Callable[[], float] = clock or VirtualClock()
+        self.is_real_time: bool = self.clock is time.monotonic
         self.latency = latency
         self.reorder_delay = reorder_delay
         self.loss = loss
@@ -244,9 +244,9 @@ class MemorySubnet:
         self.reorder = reorder
         self.subnet_prefix = subnet_prefix
         self.faults: Callable[[SubnetMad], Verdict | None] | None = None
-        self.sa = SubnetAdministrator(Random(f"{seed}/sa"))
+        self.sa: SubnetAdministrator = SubnetAdministrator(Random(f"{seed}/sa"))
         self.ports: dict[str, MemoryPort] = {}
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         #: The attributes of each port, by name.
         self._attributes: dict[str, IbPort] = {}
         #: Names of ports, by each of their LIDs.

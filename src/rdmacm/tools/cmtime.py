@@ -160,7 +160,6 @@ def _serve(args: argparse.Namespace) -> int:
 def _accept(cmid: CmId, queues: dict[str, CQ], number_open: int) -> bool:
     """Answer a request; return whether it was accepted."""
     context = cmid.verbs
-    assert context is not None
     try:
         if number_open > _MAX_CONNECTIONS:  # a client has one more than it measures
             cmid.reject(b"too many connections")
@@ -338,7 +337,6 @@ class _StepTimer:
 
     def _create_qp(self, each: _TimedConnection) -> None:
         context = each.cmid.verbs
-        assert context is not None
         queue = self._find_cq(context)
         each.qp = QP(each.cmid.pd, QPInitAttr(scq=queue, rcq=queue, cap=_CAP))
         each.qp.modify(*each.cmid.init_qp_attr(QPState.INIT))

@@ -53,7 +53,7 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
     def __init__(self, cmid: CmId, cap: QPCap, *, own_qp: bool = False) -> None:
         self.cmid = cmid
         #: The peer's address as text.
-        self.peer = cmid.peer_addr_text
+        self.peer: str = cmid.peer_addr_text
         #: Completions that :meth:`wait_for` has taken while it waited for another, by wr_id.
         self._completed: dict[int, WC] = {}
         #: The queue pair, if it was created apart from the id.
@@ -65,13 +65,13 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
         #: Whether the connection is established: since connect() or accept(), until an event reports its end.
         self._is_connected = False
         context = cmid.verbs
-        assert context is not None
         with ExitStack() as stack:
             stack.callback(cmid.destroy)
-            self.cq = stack.enter_context(CQ(context, cap.max_send_wr + cap.max_recv_wr))
+            self.cq: CQ = stack.enter_context(CQ(context, cap.max_send_wr + cap.max_recv_wr))
             attr = QPInitAttr(cmid.qp_type, scq=self.cq, rcq=self.cq, cap=cap)
             if own_qp:
-                self.qp = self._own_qp = stack.enter_context(QP(cmid.pd, attr))
+                self.qp: QP = stack.enter_context(QP(cmid.pd, attr))
+                self._own_qp = self.qp
                 self.qp.modify(*cmid.init_qp_attr(QPState.INIT))
             else:
                 self.qp = cmid.create_qp(attr)
@@ -215,7 +215,7 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
         self.close()
 
 
-def _answer(channel: EventChannel, waits: PeerWait) -> tuple[bytes, ConnParam | UdParam | None]:
+def _answer(channel: EventChannel, waits: PeerWait) -> tuple[bytes, ConnParam | UdParam]:
     """Return the answer to a connection request, its private data first; raise the error of a request that failed."""
     while True:
         with waits.until(partial(next_event, channel)) as event:

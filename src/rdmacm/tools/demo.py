@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(cmid: CmId) -> None:
-    data = b"" if cmid.event is None else cmid.event.private_data
+    data = cmid.event.private_data
     if not data.startswith(_MAGIC):
         perf.serve_client(cmid)
         return

@@ -216,6 +216,9 @@ class DatagramNode:
     - ``ah``, ``remote_qpn``, ``remote_qkey``: the destination; ``ah`` is None until it is known.
     """
 
+    remote_qkey: int
+    remote_qpn: int
+
     def __init__(self, cmid: CmId, count: int, size: int) -> None:
         self.cmid = cmid
         self.count = count
@@ -227,7 +230,6 @@ class DatagramNode:
 
     def check_size(self, args: argparse.Namespace, tool: str, ends: str) -> None:
         """EINVAL, and a line of output, for messages that are longer than the MTU of the port."""
-        assert self.cmid.verbs is not None
         port = self.cmid.verbs.query_port(self.cmid.port_num)
         mtu = (port.active_mtu or port.max_mtu).bytes
         if self.count and self.size > mtu:
@@ -238,7 +240,6 @@ class DatagramNode:
     def create_qp(self, receives: int) -> None:
         """Create the queue pair and post receives, all into the same memory."""
         cmid, count = self.cmid, self.count
-        assert cmid.verbs is not None
         self._cq = CQ(cmid.verbs, max(1, 2 * count))
         cap = QPCap(max_send_wr=max(1, count), max_recv_wr=max(1, count))
         qp = cmid.create_qp(QPInitAttr(QPType.UD, scq=self._cq, rcq=self._cq, cap=cap))
@@ -301,7 +302,7 @@ class DatagramEnd(End, Generic[N]):
     def __init__(self, args: argparse.Namespace, name: str, space: PortSpace) -> None:
         super().__init__(args, name, space)
         self.nodes: dict[CmId, N] = {}
-        self.channel = EventChannel(args.provider)
+        self.channel: EventChannel = EventChannel(args.provider)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for node in self.nodes.values():

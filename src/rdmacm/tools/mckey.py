@@ -119,7 +119,6 @@ class _Node(DatagramNode):
         args = self._endpoint.args
         self.check_size(args, "mckey", "all")
         if args.no_loopback:
-            assert self.cmid.verbs is not None
             raise absent(Feature.MULTICAST_TO_OTHERS, "create_qp", self.cmid.verbs.name, hint="no -l")
         self.create_qp(0 if args.send else self.count)
 

@@ -20,9 +20,9 @@ class Samples:
 
     def __init__(self) -> None:
         #: The number of samples.
-        self.count = 0
+        self.count: int = 0
         #: The sum of all samples, in seconds.
-        self.total = 0.0
+        self.total: float = 0.0
         #: The least and the greatest sample.
         self._least = float("inf")
         self._most = 0.0

@@ -340,7 +340,7 @@ def serve_client(cmid: CmId, show: Callable[[str, Plan, Result | None], None] = 
 
     ``show`` gets the client's address, what it has asked for, and its result; None if it ended without.
     """
-    data = b"" if cmid.event is None else cmid.event.private_data
+    data = cmid.event.private_data
     asked = Plan.unpack(data, cmid.qp_type)
     if asked is None:
         with cmid:

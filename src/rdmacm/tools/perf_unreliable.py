@@ -75,7 +75,6 @@ def open_connection(cmid: CmId, plan: Plan) -> ToolConnection:
 def fault_of(cmid: CmId, plan: Plan) -> str:
     """Why the device that an id is bound to cannot do it; an empty text if it can."""
     context = cmid.verbs
-    assert context is not None
     mtu = context.query_port(cmid.port_num).active_mtu
     if plan.qp_type is QPType.UD and mtu is not None and plan.size > mtu.bytes:
         return f"a datagram has at most {mtu.bytes} bytes here, not {plan.size}"

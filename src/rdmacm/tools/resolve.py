@@ -66,7 +66,7 @@ def _labelled_values(cmid: CmId, explanation: Explanation) -> list[tuple[str, st
     if route.dst_addr is not None:
         out.append(("destination", format_address(route.dst_addr)))
     out.append(("source", format_address(route.src_addr)))
-    if cmid.verbs is not None:
+    if cmid.is_bound:
         out += [
             ("device", f"{cmid.verbs.name} (provider {explanation.provider})"),
             ("port", str(cmid.port_num)),
@@ -75,7 +75,7 @@ def _labelled_values(cmid: CmId, explanation: Explanation) -> list[tuple[str, st
         ]
     if route.dst_addr is not None:
         out.append(("destination GID", str(route.dgid)))
-    if cmid.verbs is not None:
+    if cmid.is_bound:
         out.append(("P_Key", f"0x{route.pkey:04x}"))
     out += [("QP type", cmid.qp_type.name), ("port space", cmid.ps.name)]
     if (way := explanation.route) is not None:
@@ -113,7 +113,7 @@ def resolution_json(cmid: CmId, explanation: Explanation) -> dict[str, object]:
         "provider": explanation.provider,
         "port_space": int(cmid.ps),
         "qp_type": int(cmid.qp_type),
-        "device": None if cmid.verbs is None else cmid.verbs.name,
+        "device": cmid.verbs.name if cmid.is_bound else None,
         "port_num": cmid.port_num,
         "gid_index": cmid.gid_index,
         "sgid": str(route.sgid),

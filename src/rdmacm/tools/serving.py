@@ -71,7 +71,7 @@ def bind(cmid: CmId, address: str | None, port: int) -> None:
 
 def announce(listener: CmId) -> None:
     """Write a line about the address of a listener to standard error, where librdmacm's tools print nothing."""
-    where = "all devices" if listener.verbs is None else f"device {listener.verbs.name}"
+    where = f"device {listener.verbs.name}" if listener.is_bound else "all devices"
     write_error(f"listening on {format_address(listener.local_addr)}, {where}")
 
 
@@ -171,7 +171,7 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
         waits.progress = lambda: "it was started and does not listen yet"
         try:
             #: The port that the server listens on.
-            self.port = self._await_port(waits)
+            self.port: int = self._await_port(waits)
         except BaseException:
             self._process.kill()
             self._process.communicate()

@@ -137,7 +137,6 @@ class _Exchange:
     def open(self, outbox: bytearray, inbox: bytearray) -> None:
         """Create the queue pair and post the receives. Both buffers may be the same."""
         cmid, count = self.cmid, self.endpoint.messages
-        assert cmid.verbs is not None
         self._cq = CQ(cmid.verbs, max(1, 2 * count), self.endpoint.completion_channel(cmid.verbs), self)
         cap = QPCap(max_send_wr=max(1, count), max_recv_wr=max(1, count))
         cmid.create_qp(QPInitAttr(scq=self._cq, rcq=self._cq, cap=cap))
@@ -147,12 +146,10 @@ class _Exchange:
             self._regions.append(cmid.reg_msgs(outbox))
             if inbox is not outbox:
                 self._regions.append(cmid.reg_msgs(inbox))
-            assert cmid.qp is not None
             cmid.qp.post_recv([RecvWR(RECV, [self._regions[-1].sge()])] * count)
 
     def send(self) -> None:
         """Post all messages."""
-        assert self.cmid.qp is not None
         message = SendWR(SEND, WROpcode.SEND, [self._regions[0].sge()], SendFlag.SIGNALED)
         self.cmid.qp.post_send([message] * self.endpoint.messages)
 

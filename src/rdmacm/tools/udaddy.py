@@ -209,7 +209,6 @@ class _Server(_Endpoint):
             with suppress(RdmaError):
                 cmid.reject()
             raise
-        assert cmid.qp is not None
         cmid.accept(ConnParam(qp_num=cmid.qp.qp_num))
         self.connected += 1
 

@@ -50,11 +50,11 @@ class PeerWait:
         self.whom = whom
         self.seconds = seconds
         #: The step that waits, for the error.
-        self.step = "transfer"
+        self.step: str = "transfer"
         #: Returns what was sent and what came back, for the error.
         self.progress: Callable[[], str] = lambda: "nothing came back"
         #: What to try when the time is over.
-        self.hint = f"checking that the program at {whom} runs and is not stopped, or a longer --timeout"
+        self.hint: str = f"checking that the program at {whom} runs and is not stopped, or a longer --timeout"
         self._has_notice = has_notice
         self._clock = clock
         #: When the wait began, in seconds of the clock.
@@ -120,6 +120,9 @@ def next_event(channel: EventChannel, seconds: float) -> CmEvent | None:
 
 class PacketCounter:
     """Counts the packets to and from the peer of an id, during the ``with`` block. A capture continues meanwhile."""
+
+    received: int
+    sent: int
 
     def __init__(self, cmid: CmId) -> None:
         #: Packets sent to the peer, and received from it.

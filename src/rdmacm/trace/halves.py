@@ -29,16 +29,19 @@ class Span:
 
     __slots__ = ("end", "first", "last", "octets", "operation", "repeats", "start", "wire")
 
+    first: int
+    last: int
+
     def __init__(self, operation: str, psn: int, start: int, octets: int, wire: int) -> None:
-        self.operation = operation
+        self.operation: str = operation
         self.first = self.last = psn
-        self.start = start
+        self.start: int = start
         #: None as long as it is not finished.
         self.end: int | None = None
-        self.octets = octets
+        self.octets: int = octets
         #: Bytes of its longest packet of IP.
-        self.wire = wire
-        self.repeats = 0
+        self.wire: int = wire
+        self.repeats: int = 0
 
 
 class Operations:
@@ -46,9 +49,12 @@ class Operations:
 
     __slots__ = ("count", "durations", "octets")
 
+    count: int
+    octets: int
+
     def __init__(self) -> None:
         self.count = self.octets = 0
-        self.durations = Durations()
+        self.durations: Durations = Durations()
 
 
 class _Gap:
@@ -63,6 +69,15 @@ class _Gap:
 class Direction:
     """One direction of a connection, of which it asks for the MTU, and whether its requests are acknowledged."""
 
+    last: int
+    missing: int
+    missing_responses: int
+    reordered: int
+    repeated: int
+    repeated_responses: int
+    resends: int
+    unseen: int
+
     def __init__(self, pair: bytes, qpn: int, now: int) -> None:
         self.pair = pair
         self.qpn = qpn
@@ -76,24 +91,24 @@ class Direction:
         self.tos = 0
         #: The MAC addresses of its frames, to and from; those before them, and how often they changed.
         self.macs = self.macs_before = b""
-        self.mac_changes = 0
-        self.series = Series(now)
+        self.mac_changes: int = 0
+        self.series: Series = Series(now)
         #: P_Keys of the packets, without the bit of full members.
         self.pkey = -1
         #: The PSN of the last packet.
-        self.latest = -1
+        self.latest: int = -1
         self._previous = (-1, -1, -1, -1)
         # Requests.
-        self.next_psn = -1
-        self.next_response = -1
+        self.next_psn: int = -1
+        self.next_response: int = -1
         #: Payload bytes of the message that is being sent, and those that a WRITE has announced.
-        self.message_octets = 0
+        self.message_octets: int = 0
         self.announced = 0
         self.current: Span | None = None
         self.outstanding: deque[Span] = deque()
         self.spans: list[Span] = []
         self.operations: dict[str, Operations] = {}
-        self.unwatched = 0
+        self.unwatched: int = 0
         # Losses.
         self.gaps: list[_Gap] = []
         self.missing = self.unseen = self.reordered = self.repeated = self.resends = 0
@@ -101,20 +116,20 @@ class Direction:
         self._rnr_before = 0
         self._highest_response = -1
         #: Since the other end has acknowledged something: how often requests were sent again, and the first of them.
-        self.rounds = 0
-        self.stuck_wire = 0
+        self.rounds: int = 0
+        self.stuck_wire: int = 0
         self._repeat = -1
         #: How often, up to now, the same responses to a READ were asked for again, though the capture has had them.
-        self.asked_again = 0
+        self.asked_again: int = 0
         self._asked = -1
-        self.longest_acknowledged = 0
+        self.longest_acknowledged: int = 0
         self.longest_payload = 0
         # Answers of this end.
         self.naks: Counter[int] = Counter()
-        self.rnr = 0
-        self.acknowledgements = 0
+        self.rnr: int = 0
+        self.acknowledgements: int = 0
         # Round trips of requests of this end.
-        self.round_trips = Durations()
+        self.round_trips: Durations = Durations()
         self._sample = -1
         self._sampled = 0
 

@@ -43,7 +43,7 @@ class Interface:
         self._tick = tick
         self._until = None if seconds is None else time.monotonic() + seconds
         self._is_loopback = name == "lo"
-        self.lost = 0
+        self.lost: int = 0
         # Bound to no protocol until it has its interface: it would get packets of others meanwhile.
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:

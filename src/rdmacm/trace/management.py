@@ -56,12 +56,12 @@ class Managers:
         self._sidr: dict[tuple[Pair, int], Connection] = {}
         self._queries: dict[tuple[Pair, int], Connection] = {}
         #: Messages of connections whose beginning the capture does not have.
-        self.strays = 0
+        self.strays: int = 0
         #: Addresses that have sent a message to another one, both joined.
         self.heard: set[Pair] = set()
         #: The last messages, and when they came; and how many came twice at once.
         self._recent: dict[tuple[Pair, bytes], int] = {}
-        self.copies = 0
+        self.copies: int = 0
 
     def received(self, pair: Pair, data: bytes, pkey: int, now: int) -> bool:
         """A management datagram for a queue pair 1; False if it is malformed."""

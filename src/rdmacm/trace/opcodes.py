@@ -76,7 +76,7 @@ NAMES = {
 }
 _ATOMICS = {0x13: "CMP_AND_SWP", 0x14: "FETCH_AND_ADD"}
 #: The name of the operation of each opcode of a request, "" for other packets.
-OPERATION_NAMES = tuple(
+OPERATION_NAMES: tuple[str, ...] = tuple(
     _ATOMICS.get(opcode & 0x1F, "")
     if OPERATION[opcode] == Operation.ATOMIC
     else NAMES.get(OPERATION[opcode] or Operation.ACKNOWLEDGE, "")  # type: ignore[call-overload]

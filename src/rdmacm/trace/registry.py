@@ -23,7 +23,7 @@ class Connections:
         #: Those of TCP, by the addresses of a packet and both ports, of either direction.
         self.streams: dict[tuple[Pair, bytes], Connection] = {}
         #: How often there was no room for one more.
-        self.left_out = 0
+        self.left_out: int = 0
         self._alone: dict[Pair, list[Half]] = {}
 
     def new(self, kind: str, pair: Pair, now: int) -> Connection | None:

@@ -14,6 +14,11 @@ class Durations:
 
     __slots__ = ("_buckets", "count", "least", "most", "total")
 
+    count: int
+    total: int
+    least: int
+    most: int
+
     def __init__(self) -> None:
         self.count = self.total = self.least = self.most = 0
         self._buckets: dict[int, int] = {}
@@ -67,9 +72,9 @@ class Series:
     __slots__ = ("_seen", "bins", "end", "start", "width")
 
     def __init__(self, start: int) -> None:
-        self.start = start
-        self.width = _FIRST_WIDTH
-        self.end = start + self.width
+        self.start: int = start
+        self.width: int = _FIRST_WIDTH
+        self.end: int = start + self.width
         #: Bytes of each bin that has ended.
         self.bins: list[int] = []
         self._seen = 0

@@ -75,14 +75,24 @@ class Tracer:
     - ``copies``: packets that are the one before once more, as a capture at two places has them.
     """
 
+    copies: int
+    cut: int
+    fragments: int
+    malformed: int
+    octets: int
+    packets: int
+    rdma: int
+    unread: int
+
     def __init__(self) -> None:
-        self.connections = Connections()
-        self.managers = Managers(self.connections)
-        self.streams = Streams(self.connections)
-        self.unreachables = Unreachables(self.connections, self.managers)
+        self.connections: Connections = Connections()
+        self.managers: Managers = Managers(self.connections)
+        self.streams: Streams = Streams(self.connections)
+        self.unreachables: Unreachables = Unreachables(self.connections, self.managers)
         self.packets = self.octets = self.rdma = 0
         self.malformed = self.cut = self.fragments = self.unread = self.copies = 0
-        self.first = self.last = 0
+        self.first: int = 0
+        self.last: int = 0
         #: The MAC addresses of the frame, to and from; empty on other links.
         self._macs = b""
 

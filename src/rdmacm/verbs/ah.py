@@ -53,7 +53,7 @@ class AH(InDomain):
             attr = init_ah_from_wc(pd.context, port_num, wc, grh)
         check_av(pd.context, attr, "create_ah")
         self.pd = pd
-        self.attr = replace(attr, gr=replace(attr.gr))
+        self.attr: AHAttr = replace(attr, gr=replace(attr.gr))
         self.core_route: object = None
         self._make("create_ah", (pd,), lambda: pd.context.backend.create_ah(pd, self))
 

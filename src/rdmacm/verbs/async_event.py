@@ -58,8 +58,8 @@ class AsyncEvent:
 
     def __init__(self, event_type: EventType, element: Resource | int) -> None:
         self._pending = False
-        self.event_type = event_type
-        self.element = element
+        self.event_type: EventType = event_type
+        self.element: object = element
 
     @classmethod
     def _of(cls, event_type: EventType, owner: object) -> AsyncEvent | None:

@@ -160,7 +160,7 @@ class AHAttr:
     sl: int = 0
     src_path_bits: int = 0
     static_rate: int = 0
-    is_global: bool = False
+    is_global: bool | int = False
     port_num: int = 1
     gr: GlobalRoute = field(default_factory=GlobalRoute)
 

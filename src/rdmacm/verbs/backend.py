@@ -140,11 +140,18 @@ class CQBackend(Protocol):
 
     #: How many completions it has room for, at least as many as asked for. :meth:`resize` changes it.
     cqe: int
-    #: Called after completions are added, and when a queue pair is reset or destroyed, which drops its completions; by
-    #: the thread that does it, with the lock held. The API sets it.
-    notify: Callable[[], None] | None
     #: Takes its asynchronous events (CQ_ERR). The API sets it.
     async_events: AsyncEvents | None
+
+    @property
+    def notify(self) -> Callable[[], None] | None:
+        """Called after completions are added, and when a queue pair is reset or destroyed, which drops its completions.
+
+        The thread that does it calls it, with the lock held. The API sets it.
+        """
+
+    @notify.setter
+    def notify(self, notify: Callable[[], None] | None) -> None: ...
 
     def poll(self, num_entries: int) -> list[WC]:
         """Remove and return up to ``num_entries`` completions, oldest first. Never waits.
@@ -323,14 +330,14 @@ class QPBackend(Protocol):
         Wrong memory, ERR, ENOMEM and EINVAL: as for :meth:`post_send`.
         """
 
-    def attach_mcast(self, gid: Gid, lid: int) -> None:
+    def attach_mcast(self, gid: Gid, lid: int, /) -> None:
         """Receive the packets of a multicast group. The queue pair is UD. Once attached, a second call does nothing.
 
         ``lid`` is the group's on InfiniBand. ENOMEM: too many groups, or queue pairs in one; also what joining the
         group on the port's network raises.
         """
 
-    def detach_mcast(self, gid: Gid, lid: int) -> None:
+    def detach_mcast(self, gid: Gid, lid: int, /) -> None:
         """Undo :meth:`attach_mcast`. EINVAL: it is not attached."""
 
     def destroy(self) -> None:
@@ -410,7 +417,7 @@ class DeviceBackend(Protocol):
         ``keep_open``: from the first ``get`` or ``fileno`` on, it counts as an open event queue.
         """
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> CQBackend:
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int, /) -> CQBackend:
         """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it.
 
         ``comp_vector``, below :attr:`num_comp_vectors`, signals the events of the channel.

@@ -31,7 +31,7 @@ class CompChannel(Resource):
 
     def __init__(self, context: Context) -> None:
         self._closed = True
-        self.context = context
+        self.context: Context = context
         if context is None or context.closed:
             check_context(context, "create_comp_channel")
         self.backend: ChannelBackend = self._make("create_comp_channel", (), context.backend.create_channel)
@@ -116,9 +116,9 @@ class CQ(Resource):
         except AttributeError:
             check_kind("channel", channel, CompChannel, "create_cq")
             raise
-        self.context = context
-        self.channel = channel
-        self.cq_context = cq_context
+        self.context: Context = context
+        self.channel: CompChannel | None = channel
+        self.cq_context: object = cq_context
         self._unacked = 0
         channel_backend = None if channel is None else channel.backend
         owner = self._event_owner = EventOwner(self)
@@ -168,13 +168,13 @@ class CQ(Resource):
         check_number("cqe", cqe, 1, self.context.backend.attr.max_cqe, "resize_cq")
         self.backend.resize(cqe)
 
-    def req_notify(self, solicited_only: bool = False) -> None:
+    def req_notify(self, solicited_only: bool | int = False) -> None:
         """Arm the queue: report its next completion to the channel, once, ibv_req_notify_cq(3).
 
         ``solicited_only``: only a completion whose sender asked for it (SOLICITED), or with an error.
         """
         self._check_open("req_notify_cq")
-        self.backend.req_notify(solicited_only)
+        self.backend.req_notify(bool(solicited_only))
 
     def ack_events(self, n: int = 1) -> None:
         """Acknowledge events of the channel, ibv_ack_cq_events(3); EINVAL for more than there are."""

@@ -179,10 +179,10 @@ class Context:
         *,
         shared: bool = False,
     ) -> None:
-        self.name = name
+        self.name: str = name
         self._read = read
         self._shared = shared
-        self.closed = False
+        self.closed: bool = False
         #: Called by :meth:`close`, for what waits for :attr:`async_fd` in an event loop.
         self._on_close: list[Callable[[], None]] = []
         self._open = open

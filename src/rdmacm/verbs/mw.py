@@ -31,7 +31,7 @@ class MW(InDomain):
         self._closed = True
         device = pd.context.backend
         self.pd = pd
-        self.type = member(MWType, mw_type, "mw_type", "alloc_mw")
+        self.type: MWType = member(MWType, mw_type, "mw_type", "alloc_mw")
         self.backend: MWBackend = self._make("alloc_mw", (pd,), lambda: device.alloc_mw(pd, self.type))
 
     @property

@@ -32,7 +32,7 @@ class PD(Resource):
     def __init__(self, context: Context) -> None:
         self._closed = True
         checks.check_context(context, "alloc_pd")
-        self.context = context
+        self.context: Context = context
         self._make("alloc_pd", (), lambda: context.backend)
 
     def __repr__(self) -> str:
@@ -81,14 +81,18 @@ class MR(InDomain):
         device = pd.context.backend
         allowed = checks.flags(AccessFlag, access, "access flags", "reg_mr")
         view = _bytes_of(buffer, int(allowed), device.attr.max_mr_size)
-        self.pd = pd
-        self.access = allowed
-        self.buf = view
+        self.pd: PD = pd
+        self.access: AccessFlag = allowed
+        self.buf: memoryview[int] = view
         self.backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
-        self.lkey = self.backend.lkey
-        self.rkey = self.backend.rkey
-        self.addr = self.backend.addr
-        self.length = self.backend.length
+        self._take_keys()
+
+    def _take_keys(self) -> None:
+        backend = self.backend
+        self.lkey: int = backend.lkey
+        self.rkey: int = backend.rkey
+        self.addr: int = backend.addr
+        self.length: int = backend.length
 
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """``length`` bytes at ``offset`` for a work request, None for the rest; EINVAL outside the region."""
@@ -203,12 +207,13 @@ class DmaBufMR(MR):
         for name, value in (("offset", offset), ("iova", address)):
             checks.check_number(name, value, 0, ALL_BITS_64 + 1 - length, step)
         checks.check_number("fd", fd, 0, 0x7FFFFFFF, step)
-        self.pd, self.access, self.buf = pd, allowed, memoryview(b"")
-        self.backend = self._make(
+        self.pd: PD = pd
+        self.access: AccessFlag = allowed
+        self.buf: memoryview[int] = memoryview(b"")
+        self.backend: MRBackend = self._make(
             step, (pd,), lambda: device.reg_dmabuf_mr(pd, offset, length, address, fd, self.access)
         )
-        self.lkey, self.rkey = self.backend.lkey, self.backend.rkey
-        self.addr, self.length = self.backend.addr, self.backend.length
+        self._take_keys()
 
     def _unseen(self, step: str) -> RdmaError:
         return cm_error(errno.EOPNOTSUPP, "the memory of a dma-buf is not the process's", step)

@@ -89,7 +89,7 @@ class SendRules:
         self._max_inline = max_inline  # bytes
         self._operands = _OPERANDS_BY_CODE[qp_type]
         #: The longest message in bytes; the path MTU for datagrams.
-        self.max_message = max_message
+        self.max_message: int = max_message
 
     def check(self, wr: SendWR) -> None:
         """EINVAL where the type, a size or a value does not allow the request."""

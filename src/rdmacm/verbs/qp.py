@@ -142,6 +142,9 @@ class QP(Resource):
         "_send_rules": "What a send work request may contain.",
     }
 
+    qp_type: QPType
+    xrcd: XRCD | None
+
     _is_needed = False
 
     def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
@@ -177,7 +180,7 @@ class QP(Resource):
             lambda: device.create_qp(key, attr.qp_type, attr.cap, bool(attr.sq_sig_all), *queues, self._send_ops()),
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
-        self.qp_num = self.backend.qp_num
+        self.qp_num: int = self.backend.qp_num
         cap = attr.cap
         self._send_rules = SendRules(attr.qp_type, pd, cap.max_send_sge, cap.max_inline_data, device.attr.max_msg_sz)
         self._max_recv_sge = cap.max_recv_sge

@@ -93,8 +93,8 @@ class QPEx(QP):
         self._opcodes = _opcodes_asked_for(init_attr)
         asked = init_attr.send_ops_flags if isinstance(init_attr, QPInitAttrEx) else 0
         self._asked = SendOpsFlag(int(asked))
-        self.wr_id = 0
-        self.wr_flags = 0
+        self.wr_id: int = 0
+        self.wr_flags: int = 0
         self._batch: list[SendWR] | None = None
         self._fault: RdmaError | None = None
         self._has_data = False

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from rdmacm.errors import cm_error
 from rdmacm.verbs import checks
 from rdmacm.verbs.async_event import EventOwner
+from rdmacm.verbs.backend import QPBackend
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPOpenAttrMask, QPType
+from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import SendRules
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.resource import Resource
@@ -61,18 +63,17 @@ class OpenedQP(QP):
         if xrcd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the domain is of another device", step)
         self._init_attr = QPInitAttr(qp_type, attr.qp_context)
-        self.pd = None  # type: ignore[assignment]  # as of the first handle
-        self.xrcd = xrcd
+        self.pd: PD = None  # type: ignore[assignment]  # as of the first handle
+        self.xrcd: XRCD | None = xrcd
         self.qp_type = qp_type
         self._context = context
         self._is_iwarp = False  # XRC is InfiniBand's
         owner = EventOwner(self)
         needs: tuple[Resource, ...] = (xrcd,)
-        self.backend = self._target = self._make(
-            step, needs, lambda: context.backend.open_qp(xrcd.backend, attr.qp_num, owner)
-        )
+        self._target = self._make(step, needs, lambda: context.backend.open_qp(xrcd.backend, attr.qp_num, owner))
+        self.backend: QPBackend = self._target
         self._event_owner = owner
-        self.qp_num = self.backend.qp_num
+        self.qp_num: int = self.backend.qp_num
         self._send_rules = SendRules(qp_type, None, 0, 0, context.backend.attr.max_msg_sz)
         self._max_recv_sge = 0
 

@@ -61,18 +61,22 @@ class SRQ(InDomain):
         "_event_owner": "The owner of its events, which refers to it weakly.",
     }
 
+    cq: CQ | None
+    xrcd: XRCD | None
+
     def __init__(self, creator: PD | Context, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
         init = SrqInitAttr() if init_attr is None else init_attr
         check_kind("init_attr", init, SrqInitAttr, "create_srq")
         extended = init if isinstance(init, SrqInitAttrEx) else SrqInitAttrEx()
-        pd = self.pd = _domain(creator, extended)
-        self.srq_type = member(SRQType, extended.srq_type, "srq_type", "create_srq")
+        self.pd: PD = _domain(creator, extended)
+        pd = self.pd
+        self.srq_type: SRQType = member(SRQType, extended.srq_type, "srq_type", "create_srq")
         self.xrcd, self.cq = (extended.xrcd, extended.cq) if self.srq_type is SRQType.XRC else (None, None)
         device = pd.context.backend
         check_srq(init.attr, device.attr)
         attr = replace(init.attr, srq_limit=0)
-        self.srq_context = init.srq_context
+        self.srq_context: object = init.srq_context
         self._max_sge = attr.max_sge
         self.backend: SRQBackend
         if self.srq_type is SRQType.XRC:

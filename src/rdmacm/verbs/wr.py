@@ -81,9 +81,9 @@ class SGE:
     __slots__ = ("addr", "length", "lkey")
 
     def __init__(self, addr: int, length: int, lkey: int) -> None:
-        self.addr = addr
-        self.length = length
-        self.lkey = lkey
+        self.addr: int = addr
+        self.length: int = length
+        self.lkey: int = lkey
 
     def __repr__(self) -> str:
         return f"SGE(addr=0x{self.addr:x}, length={self.length}, lkey=0x{self.lkey:x})"
@@ -176,5 +176,5 @@ class RecvWR:
     __slots__ = ("sg", "wr_id")
 
     def __init__(self, wr_id: int = 0, sg: Sequence[SGE] = ()) -> None:
-        self.wr_id = wr_id
-        self.sg = sg
+        self.wr_id: int = wr_id
+        self.sg: Sequence[SGE] = sg

@@ -76,8 +76,8 @@ class XRCD(Resource):
             inode = found.st_dev, found.st_ino
         check_xrc(context, step)
         create, exclusive = bool(attr.oflags & os.O_CREAT), bool(attr.oflags & os.O_EXCL)
-        self.context = context
-        self.backend = self._make(step, (), lambda: context.backend.open_xrcd(inode, create, exclusive))
+        self.context: Context = context
+        self.backend: object = self._make(step, (), lambda: context.backend.open_xrcd(inode, create, exclusive))
 
     def __repr__(self) -> str:
         return f"<XRCD {self.context.name}{' closed' if self._closed else ''}>"

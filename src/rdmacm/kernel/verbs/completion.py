@@ -80,7 +80,9 @@ class KernelChannel:
         library = opened.library
         with opened.runtime.lock, opened.call("create_comp_channel"):
             #: The address that the library gave it.
-            self.address = made(library.ibv_create_comp_channel(opened.context), "create_comp_channel", opened.name)
+            self.address: int = made(
+                library.ibv_create_comp_channel(opened.context), "create_comp_channel", opened.name
+            )
             opened.hold(self, Rank.CHANNEL, library.ibv_destroy_comp_channel, self.address)
             self._closed = False
             #: The kernel's descriptor.
@@ -238,7 +240,7 @@ class KernelCQ:
         with opened.runtime.lock, opened.call("create_cq"):
             found = library.ibv_create_cq(opened.context, cqe, None, channel.address, comp_vector)
             #: The address that the library gave it.
-            self.address = made(found, "create_cq", opened.name)
+            self.address: int = made(found, "create_cq", opened.name)
             opened.hold(self, Rank.CQ, library.ibv_destroy_cq, self.address)
             #: How many completions it has room for.
             self.cqe: int = ibv_cq.from_address(self.address).cqe

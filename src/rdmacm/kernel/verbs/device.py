@@ -71,7 +71,7 @@ class KernelDevice:
 
     def __init__(self, opened: OpenedDevice, index: int) -> None:
         self.opened = opened
-        self.name = opened.name
+        self.name: str = opened.name
         #: The kernel's number of the device.
         self.index = index
         self.default_pds: list[Any] = []
@@ -79,8 +79,8 @@ class KernelDevice:
         context = ibv_context.from_address(opened.context)
         self.num_comp_vectors: int = max(1, context.num_comp_vectors)
         device = ibv_device.from_address(context.device)
-        self.node_type = known(NodeType, device.node_type, NodeType.CA)
-        self.transport_type = known(TransportType, device.transport_type, TransportType.IB)
+        self.node_type: NodeType = known(NodeType, device.node_type, NodeType.CA)
+        self.transport_type: TransportType = known(TransportType, device.transport_type, TransportType.IB)
         #: The channel of completion queues that have none of the program's.
         self._channel: KernelChannel | None = None
         self._attr: DeviceAttr | None = None

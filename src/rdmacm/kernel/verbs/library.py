@@ -113,23 +113,23 @@ class Operations:
 
     def __init__(self, context: int) -> None:
         ops = ibv_context.from_address(context).ops
-        self.poll_cq = short_function(ops, "poll_cq")
-        self.req_notify_cq = short_function(ops, "req_notify_cq")
-        self.post_send = short_function(ops, "post_send")
-        self.post_recv = short_function(ops, "post_recv")
-        self.post_srq_recv = short_function(ops, "post_srq_recv")
-        self.alloc_mw = _long_function(ops, "alloc_mw")
-        self.bind_mw = _long_function(ops, "bind_mw")
-        self.dealloc_mw = _long_function(ops, "dealloc_mw")
+        self.poll_cq: Any = short_function(ops, "poll_cq")
+        self.req_notify_cq: Any = short_function(ops, "req_notify_cq")
+        self.post_send: Any = short_function(ops, "post_send")
+        self.post_recv: Any = short_function(ops, "post_recv")
+        self.post_srq_recv: Any = short_function(ops, "post_srq_recv")
+        self.alloc_mw: Any = _long_function(ops, "alloc_mw")
+        self.bind_mw: Any = _long_function(ops, "bind_mw")
+        self.dealloc_mw: Any = _long_function(ops, "dealloc_mw")
         self._context = context
-        self.query_device_ex = self._extended("query_device_ex")
-        self.query_port = self._extended("query_port")
-        self.create_qp_ex = self._extended("create_qp_ex")
-        self.open_qp = self._extended("open_qp")
-        self.create_srq_ex = self._extended("create_srq_ex")
-        self.get_srq_num = self._extended("get_srq_num")
-        self.open_xrcd = self._extended("open_xrcd")
-        self.close_xrcd = self._extended("close_xrcd")
+        self.query_device_ex: Any = self._extended("query_device_ex")
+        self.query_port: Any = self._extended("query_port")
+        self.create_qp_ex: Any = self._extended("create_qp_ex")
+        self.open_qp: Any = self._extended("open_qp")
+        self.create_srq_ex: Any = self._extended("create_srq_ex")
+        self.get_srq_num: Any = self._extended("get_srq_num")
+        self.open_xrcd: Any = self._extended("open_xrcd")
+        self.close_xrcd: Any = self._extended("close_xrcd")
 
     def _extended(self, name: str) -> Any:
         """A function in front of the context; None where the library or the driver lacks it."""

@@ -31,6 +31,9 @@ class KernelMR:
         *("addr", "address", "length", "lkey", "rkey", "windows"),
     )
 
+    addr: int
+    length: int
+
     def __init__(self, opened: OpenedDevice, pd: Handle, view: memoryview, access: int) -> None:
         where = address_of(view)
         addr = 0 if access & ACCESS_ZERO_BASED else where
@@ -130,9 +133,9 @@ class KernelMW:
     def __init__(self, opened: OpenedDevice, pd: Handle, mw_type: MWType) -> None:
         self._opened = opened
         self._pd = pd
-        self.type = mw_type
+        self.type: MWType = mw_type
         #: The address that the library gave it; 0 once it is released.
-        self.address = 0
+        self.address: int = 0
         self._alloc()
         #: The region that the last bind names, and the API's object of it, which must not be collected.
         self.region: KernelMR | None = None

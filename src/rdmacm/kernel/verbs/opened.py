@@ -88,7 +88,7 @@ class Handle:
     def __init__(self, opened: OpenedDevice, rank: Rank, release: Callable[[int], int], address: int, *needs: object):
         self._opened = opened
         #: The address that the library gave it.
-        self.address = address
+        self.address: int = address
         self._needs = needs
         opened.hold(self, rank, release, address)
 
@@ -128,6 +128,8 @@ class OpenedDevice:
     ``dev_name``: the name of its node in ``/dev/infiniband``.
     """
 
+    async_fd: Any
+
     def __init__(self, name: str, dev_name: str, library: Library, context: int, runtime: Runtime) -> None:
         self.name = name
         self.library = library
@@ -135,9 +137,9 @@ class OpenedDevice:
         self.context = context
         self.runtime = runtime
         #: Whether this is a child of fork(2), and the device is the parent's.
-        self.abandoned = False
+        self.abandoned: bool = False
         #: Whether the kernel has taken the device away.
-        self.removed = False
+        self.removed: bool = False
         #: Whether the last reference is gone, and the context is to be closed with its last part.
         self._is_forgotten = False
         #: What was made from the context and is not released yet, by the identity of our object.
@@ -152,7 +154,7 @@ class OpenedDevice:
         self.checks_sums = True
         #: The greatest retry_cnt of its queue pairs: rdma_rxe takes 7 for "for ever".
         self.most_retries = 6 if Sysfs().driver(name) == "rdma_rxe" else 7
-        self.operations = Operations(context)
+        self.operations: Operations = Operations(context)
         #: Queue pairs, completion queues and shared receive queues by address.
         self.elements: dict[int, Element] = {}
         #: Queue pairs by number.
@@ -170,7 +172,7 @@ class OpenedDevice:
         self._event = ibv_async_event()
         found = ibv_context.from_address(context)
         #: Whether its transport is iWARP.
-        self.is_iwarp = ibv_device.from_address(found.device).transport_type == TransportType.IWARP
+        self.is_iwarp: Any = ibv_device.from_address(found.device).transport_type == TransportType.IWARP
         self._cmd_fd, self.async_fd = found.cmd_fd, found.async_fd
         os.set_blocking(self.async_fd, False)
         with runtime.lock:

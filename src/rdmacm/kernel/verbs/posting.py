@@ -88,7 +88,7 @@ class SendArray:
         #: How many requests there is room for.
         self._room = 0
         #: Whether the last requests bind windows.
-        self.has_binds = False
+        self.has_binds: bool = False
 
     @property
     def address(self) -> int:

@@ -84,7 +84,7 @@ class KernelQP:
         self.async_events: AsyncEvents | None = None
         self._qp_type = qp_type
         #: Whether it receives datagrams.
-        self.is_datagram = RULES[qp_type].to is To.HANDLE
+        self.is_datagram: bool = RULES[qp_type].to is To.HANDLE
         self._is_xrc = RULES[qp_type].to is To.QUEUE
         self._cap = cap
         self._pd = pd

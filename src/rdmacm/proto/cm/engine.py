@@ -53,6 +53,7 @@ from rdmacm.proto.cm.registry import Connections, Listeners
 from rdmacm.proto.cm.states import AWAITING_USER, CONNECTED, TRANSITIONS, CmState, CmTrigger
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.entropy import RandomSource
+from rdmacm.proto.timerheap import LazyTimerHeap
 from rdmacm.proto.wire import WireError
 
 #: Linux's timeout (an exponent) and retries for a SIDR_REQ. No field of the message holds them.
@@ -86,6 +87,8 @@ class Agent:
     ``trusts_sources``: nobody can forge the source of a MAD, so a peer that has not answered gets all copies of a REP.
     """
 
+    machine: StateMachine
+
     def __init__(
         self,
         guid: int,
@@ -111,19 +114,19 @@ class Agent:
         self.machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout, self.dropped)
         self._step = machine.step
         #: The (path, MAD) pairs that :meth:`mads_to_send` will return.
-        self.outbox = machine.outbox
+        self.outbox: list[tuple[Hashable, bytes]] = machine.outbox
         #: The events that :meth:`events` will return.
-        self.pending_events = machine.pending_events
+        self.pending_events: list[Event] = machine.pending_events
         #: The connection with a local communication id, or None once it is gone.
-        self.connection = self._connections.get
+        self.connection: Callable[[int], CmConnection | None] = self._connections.get
         #: Forgets a connection in whatever state it is, without a message or an event.
-        self.forget = self._connections.remove
+        self.forget: Callable[[CmConnection], None] = self._connections.remove
         #: When :meth:`timer` has something to do, or None.
-        self.next_deadline = self._connections.timers.next_deadline
+        self.next_deadline: Callable[[], float | None] = self._connections.timers.next_deadline
         #: The deadlines of the timers that run, by local communication id.
-        self.timers = self._connections.timers
+        self.timers: LazyTimerHeap[int] = self._connections.timers
         #: How many peers have answered a REP, until the agent's user sets it to 0. Not with ``trusts_sources``.
-        self.answers = 0
+        self.answers: int = 0
 
     def __len__(self) -> int:
         """The number of connections, including those in TIMEWAIT."""

@@ -59,14 +59,15 @@ no connection. None means that the message is dropped and counted. A call that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class CmState(Enum):
     """States of a connection, and of a service id resolution (SIDR)."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python and slower
+    __hash__: ClassVar[Callable[[object], int]] = object.__hash__  # Enum's own is written in Python and slower
 
     IDLE = "IDLE"
     REQ_SENT = "REQ_SENT"
@@ -92,7 +93,7 @@ class CmState(Enum):
 class CmTrigger(Enum):
     """What moves a connection: calls of the user, messages, timers."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python and slower
+    __hash__: ClassVar[Callable[[object], int]] = object.__hash__  # Enum's own is written in Python and slower
 
     CONNECT = "connect"
     ACCEPT = "accept"
@@ -136,7 +137,7 @@ class CmTrigger(Enum):
 class Action(Enum):
     """What the engine does on a transition."""
 
-    __hash__ = object.__hash__  # Enum's own is written in Python and slower
+    __hash__: ClassVar[Callable[[object], int]] = object.__hash__  # Enum's own is written in Python and slower
 
     SEND_REQ = "send REQ until answered"
     SEND_REP = "send REP until answered"

@@ -43,7 +43,7 @@ def _find_crc32() -> Callable[[Buffer, int], int]:
 
 
 #: zlib-ng's if it is installed, which is seven times as fast on long packets, else zlib's.
-crc32 = _find_crc32()
+crc32: Callable[[Buffer, int], int] = _find_crc32()
 
 
 # The eight bytes of ones, and the IP and UDP headers.
@@ -138,10 +138,10 @@ class Icrc:
         source, destination = bytes(source), bytes(destination)
         if len(source) != len(destination) or len(source) not in (4, 16):
             raise ValueError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
-        self.is_ipv6 = len(source) == 16
+        self.is_ipv6: bool = len(source) == 16
         self._ends = source, destination, sport, dport
         #: The start value if the fields for lengths and the identification were 0. The core adds their effects.
-        self.base = self._start(0, 0, 0)
+        self.base: int = self._start(0, 0, 0)
 
     def _start(self, ip_length: int, udp_length: int, identification: int) -> int:
         if self.is_ipv6:

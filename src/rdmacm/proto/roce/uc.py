@@ -114,9 +114,9 @@ class UcEngine:
         self._shared = shared
         self._counters = counters
         self.completed: list[WC] = []
-        self.failed = False
-        self.failure = ""
-        self.send_failed = False
+        self.failed: bool = False
+        self.failure: str = ""
+        self.send_failed: bool = False
         # -- the path
         self._local = self._remote = b""
         self._icrc_out = self._icrc_in = _NO_ICRC
@@ -125,12 +125,12 @@ class UcEngine:
         #: The first half of the BTH of packets sent, without the operation and flags.
         self._send_bth = 0
         # -- sending
-        self.can_send = False
+        self.can_send: bool = False
         #: The requests, oldest first, and how many packets of the oldest were sent.
         self._pending: deque[SendWork] = deque()
         self._sent_packets = 0
         #: The PSN of the next packet.
-        self.psn = 0
+        self.psn: int = 0
         self._is_paused = False
         # -- receiving
         #: By opcode: bytes of its headers, 0 for those that are not accepted in the present state.

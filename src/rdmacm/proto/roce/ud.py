@@ -99,9 +99,9 @@ class UdFlow:
     __slots__ = ("destination", "icrc", "source")
 
     def __init__(self, source: bytes, destination: bytes, sport: int) -> None:
-        self.source = source
-        self.destination = destination
-        self.icrc = icrc_between(source, destination, sport)
+        self.source: bytes = source
+        self.destination: bytes = destination
+        self.icrc: Icrc = icrc_between(source, destination, sport)
 
     def grh(self, length: int, identification: int, ip_fields: tuple[int, int]) -> memoryview:
         """The 40 bytes before the payload of a packet that has ``length`` bytes from BTH to ICRC.
@@ -142,23 +142,23 @@ class UdEngine(Generic[R]):
         #: Its Q_Key.
         self.qkey = 0
         #: Whether :meth:`ready_to_send` was called, and the PSN of the next packet.
-        self.is_ready = False
-        self.psn = 0
+        self.is_ready: bool = False
+        self.psn: int = 0
         #: The longest payload of a packet, in bytes: the MTU of the port.
         self.max_payload = 4096
         #: Completions that the owner has not taken yet, oldest first. The owner clears the list.
         self.completed: list[WC] = []
         #: Whether everything is flushed: by :meth:`flush`, or by a receive whose memory cannot be written. Before the
         #: owner flushes an engine that has raised an exception, it sets this to False.
-        self.failed = False
+        self.failed: bool = False
         #: Whether requests are flushed, because one has failed; undone by :meth:`resume`.
-        self.send_failed = False
+        self.send_failed: bool = False
         #: The receives, oldest first, unless there is a shared receive queue.
         self.recv_queue: deque[RecvWork] = deque()
         #: The datagrams to send, oldest first.
         self._pending: deque[UdSend[R]] = deque()
         #: Whether datagrams wait (:meth:`pause`).
-        self.is_paused = False
+        self.is_paused: bool = False
 
     # -- sending --------------------------------------------------------------------------------------
 

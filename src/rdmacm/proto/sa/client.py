@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rdmacm.errors import cm_error
@@ -120,7 +121,7 @@ class SaClient:
         self._outbox: list[tuple[MadAddress, bytes]] = []
         self._pending_events: list[SaResponse] = []
         #: When :meth:`timer` has something to do, or None.
-        self.next_deadline = self._timers.next_deadline
+        self.next_deadline: Callable[[], float | None] = self._timers.next_deadline
 
     def __len__(self) -> int:
         """The number of queries without a response."""

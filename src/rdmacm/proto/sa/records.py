@@ -19,7 +19,7 @@ _FLAGS = struct.Struct("=II")
 PATH_FLAGS = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
 
 #: Rate codes (``ibv_rate``) to Gb/s (InfiniBand Architecture 15.2.5.16).
-RATE_GBPS = {
+RATE_GBPS: dict[int, float] = {
     2: 2.5, 3: 10, 4: 30, 5: 5, 6: 20, 7: 40, 8: 60, 9: 80, 10: 120, 11: 14, 12: 56, 13: 112, 14: 168, 15: 25, 16: 100,
     17: 200, 18: 300, 19: 28, 20: 50, 21: 400, 22: 600, 23: 800,
 }  # fmt: skip
@@ -71,7 +71,7 @@ class PathRecord(Record):
     #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.PATH_RECORD
     #: The length in bytes.
-    SIZE: ClassVar = 64
+    SIZE: ClassVar[int] = 64
 
     dgid: Annotated[Gid, whole(8, 16)]
     sgid: Annotated[Gid, whole(24, 16)]

@@ -163,7 +163,7 @@ class MCMemberRecord(Record):
     #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
     #: The length in bytes.
-    SIZE: ClassVar = 52
+    SIZE: ClassVar[int] = 52
 
     mgid: Annotated[Gid, whole(0, 16)] = Gid()  # noqa: RUF009 (immutable)
     port_gid: Annotated[Gid, whole(16, 16)] = Gid()  # noqa: RUF009 (immutable)
@@ -201,7 +201,7 @@ class NodeRecord(Record):
     #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.NODE_RECORD
     #: The length in bytes.
-    SIZE: ClassVar = 108
+    SIZE: ClassVar[int] = 108
 
     lid: Annotated[int, bits(0, 16)] = 0
     base_version: Annotated[int, bits(4, 8)] = 1
@@ -243,7 +243,7 @@ class ClassPortInfo(Record):
     #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO
     #: The length in bytes.
-    SIZE: ClassVar = 72
+    SIZE: ClassVar[int] = 72
 
     base_version: Annotated[int, bits(0, 8)] = 1
     class_version: Annotated[int, bits(1, 8)] = 2

@@ -89,12 +89,15 @@ class _Completions(deque[WC]):
 
     __slots__ = ("limit", "owner", "waited", "watched")
 
+    waited: bool
+    watched: bool
+
     def __init__(self, limit: int) -> None:
         super().__init__()
         #: See :class:`rdmacm.proto._core.CompletionQueue`. Nothing here reads ``watched`` and ``owner``.
         self.waited = self.watched = False
         self.owner: object = None
-        self.limit = limit
+        self.limit: int = limit
 
     def add(self, found: list[WC]) -> int:
         added = found[: max(0, self.limit - len(self))]
@@ -169,11 +172,11 @@ class SoftCQ:
         #: Takes CQ_ERR when it has overflowed.
         self.async_events: AsyncEvents | None = None
         #: How many completions it has room for.
-        self.cqe = cqe
+        self.cqe: int = cqe
         #: The API object that a channel returns.
-        self.owner = owner
+        self.owner: object = owner
         #: Whether it has overflowed.
-        self.overrun = False
+        self.overrun: bool = False
         runtime.use(self)
 
     @property

@@ -107,7 +107,7 @@ class SoftUdQP(WorkQueues["UdEngine[Way]"]):
             if log.enabled:
                 self._log_change(self.state, "its id", state)
             self._leave_core()
-            self.state = state
+            self.state: QPState = state
             self._tell_core_wire()
             self._enter(state, _RESET, self.attr)
             self._join_core()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.device import Device
+    from rdmacm.verbs.enums import TransportType
     from rdmacm.verbs.wr import AddressHandle
 
 #: What all software devices are, and their limits. What is no limit of the device's has the value of rdma_rxe.
@@ -121,16 +122,16 @@ class SoftDevice:
         attr: DeviceAttr = SOFT_DEVICE_ATTR,
     ) -> None:
         #: The device's name when it was opened.
-        self.name = device.name
+        self.name: str = device.name
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
-        self.transport_type = device.transport_type
+        self.transport_type: TransportType = device.transport_type
         #: There are no interrupts that could be spread.
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
         self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
-        self.attr = attr
+        self.attr: DeviceAttr = attr
         self.identify(device)
         self._runtime = runtime
         self._mux = mux
@@ -248,7 +249,7 @@ class SoftDevice:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
             return self._memory.register(pd, view, access)
 
-    def reg_dmabuf_mr(self, *_: object) -> NoReturn:
+    def reg_dmabuf_mr(self, *_: object, **__: object) -> NoReturn:
         raise absent(Feature.DMA_BUFS, "reg_dmabuf_mr", self.name, SOFT)
 
     def create_ah(self, pd: object, ah: AddressHandle) -> None:

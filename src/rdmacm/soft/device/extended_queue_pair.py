@@ -86,8 +86,8 @@ class SoftXrcSRQ(SoftSRQ):
         super().__init__(mux, table, pd, attr)
         #: Where its receives complete.
         self._cq = cq
-        self.domain = domain
-        self.srq_num = domain.add(self, mux.random)
+        self.domain: XrcDomain = domain
+        self.srq_num: int = domain.add(self, mux.random)
 
     def join(self, domain: _core.XrcDomain, number: int) -> None:
         """Be one of the domain in the compiled core, by a number."""
@@ -225,7 +225,7 @@ class SoftXrcRecvQP(SoftQP):
         """Close the handle that it was made with."""
         with self._mux.runtime.lock:
             self._is_released = True
-            self.async_events = None
+            self.async_events: AsyncEvents | None = None
             self._destroy_unused()
 
     def _destroy_unused(self) -> None:

@@ -83,7 +83,7 @@ class RoceGsi:
     def __init__(self, mux: GsiCarrier) -> None:
         self._mux = mux
         #: See :meth:`QPMultiplexer.hold_qpn`.
-        self.hold_qpn = mux.hold_qpn
+        self.hold_qpn: Callable[[int, float], None] = mux.hold_qpn
         #: Called with each MAD of 256 bytes, its path and the time. The MAD is valid during the call.
         self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
         #: See :class:`rdmacm.soft.connection_manager.Gsi`.

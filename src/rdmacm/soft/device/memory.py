@@ -75,19 +75,22 @@ class SoftMR:
 
     __slots__ = ("_table", "access", "addr", "bindings", "length", "lkey", "pd", "rkey", "view")
 
+    lkey: int
+    rkey: int
+
     def __init__(self, table: MemoryTable, pd: object, view: memoryview, access: int, key: int) -> None:
         self._table = table
-        self.pd = pd
+        self.pd: object = pd
         #: Its bytes, none once it is deregistered.
-        self.view = view
+        self.view: memoryview[int] = view
         #: Bits of ``AccessFlag``.
-        self.access = access
+        self.access: int = access
         #: Address and length of the buffer, in bytes.
-        self.addr = address_of(view)
-        self.length = len(view)
+        self.addr: int = address_of(view)
+        self.length: int = len(view)
         self.lkey = self.rkey = key
         #: Without the compiled core: memory windows that are bound to it.
-        self.bindings = 0
+        self.bindings: int = 0
 
     @property
     def windows(self) -> int:
@@ -127,7 +130,7 @@ class MemoryTable:
         self.runtime = runtime
         self._regions: dict[int, SoftMR] = {}
         #: The same for the compiled core; None without it.
-        self.core_regions = compiled.Regions() if with_core and compiled is not None else None
+        self.core_regions: Regions | None = compiled.Regions() if with_core and compiled is not None else None
         #: What windows are bound to.
         self.bindings: Bindings | Regions
         self.bindings = Bindings(self._regions) if self.core_regions is None else self.core_regions
@@ -303,8 +306,8 @@ class RemoteMemory:
     def __init__(self, table: MemoryTable, pd: object) -> None:
         self._table = table
         #: The protection domain.
-        self.pd = pd
-        self.number = next(_queue_pair_numbers)
+        self.pd: object = pd
+        self.number: int = next(_queue_pair_numbers)
 
     @property
     def regions(self) -> Regions | None:

@@ -101,13 +101,13 @@ class SoftMW:
     ) -> None:
         #: Takes it out of the device's table.
         self._dealloc = dealloc
-        self.pd = pd
-        self.type = mw_type
+        self.pd: object = pd
+        self.type: MWType = mw_type
         #: The key that the last bind which was posted gives it.
-        self.rkey = key
+        self.rkey: int = key
         #: What it is bound to.
-        self.binding = binding
-        self.is_closed = False
+        self.binding: Binding | Window = binding
+        self.is_closed: bool = False
         #: Owners of regions by the numbers of their binds, some of which may be over: the compiled core ends a bind
         #: in a thread without the interpreter.
         self._kept: list[tuple[int, ref[Bind], object]] = []
@@ -147,22 +147,25 @@ class Binding:
 
     __slots__ = ("_drop", "access", "addr", "is_type_2", "key", "length", "number", "pd", "qp", "region")
 
+    addr: int
+    length: int
+
     def __init__(self, drop: Callable[[int], object], pd: object, is_type_2: bool, key: int) -> None:
         #: Takes it out of the table, by the upper 24 bits of its key.
         self._drop = drop
-        self.pd = pd
-        self.is_type_2 = is_type_2
+        self.pd: object = pd
+        self.is_type_2: bool = is_type_2
         #: The key that the last bind has given it.
-        self.key = key
+        self.key: int = key
         #: None while it is not bound; the number of the bind, or 0.
         self.region: Region | None = None
-        self.number = 0
+        self.number: int = 0
         #: Type 2: stands for the queue pair that has bound it.
-        self.qp = 0
+        self.qp: int = 0
         #: The address of its first byte, and its bytes.
         self.addr = self.length = 0
         #: Bits of ``AccessFlag``.
-        self.access = 0
+        self.access: int = 0
 
     def bind(self, qp: int, bind: Bind) -> None:
         """Do what is allowed."""

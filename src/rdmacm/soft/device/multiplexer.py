@@ -90,15 +90,15 @@ class QPMultiplexer:
         self.make_engine: EngineFactory = make_rc_engine
         self.make_ud_engine: UdEngineFactory = make_ud_engine
         #: Queue pair 1.
-        self.gsi = RoceGsi(self)
+        self.gsi: RoceGsi = RoceGsi(self)
         #: The multicast groups that queue pairs and ids have joined.
         self.groups: Groups[GroupQP] = Groups(wire, self.open, self._tell_members)
         #: Packets that were for no queue pair, by reason.
         self.dropped: Counter[str] = Counter()
         #: Whether packets are sent and received.
-        self.opened = False
+        self.opened: bool = False
         #: How many bytes of packets a train may have, 0 if trains cannot be sent.
-        self.train = 0
+        self.train: int = 0
         #: The wire's sockets as the compiled core reads them; None without it, and for other wires.
         self.core_wire: CoreWire | None = None
         if compiled is not None and runtime.is_real_time and isinstance(wire, UdpWire):

@@ -28,9 +28,9 @@ class PythonReceives(deque[RecvWork]):
     def __init__(self, max_wr: int) -> None:
         super().__init__()
         #: Receives it holds at most.
-        self.max_wr = max_wr
+        self.max_wr: int = max_wr
         #: Once fewer than this are left it becomes 0, which is to be reported; 0 for never.
-        self.limit = 0
+        self.limit: int = 0
         self._is_limit_reached = False
 
     @property

@@ -132,7 +132,7 @@ class WorkQueues(Generic[E]):
 
     def _enter_reset(self) -> None:
         #: Changes by ``modify``, with the connection of an id, and to ERR and SQE by itself.
-        self.state = _RESET
+        self.state: QPState = _RESET
         #: What was set, None before.
         self._attr: QPAttr | None = None
         self._engine = None

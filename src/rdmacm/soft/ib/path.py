@@ -10,11 +10,11 @@ class IbPath:
 
     def __init__(self, lid: int, sl: int = 0, pkey_index: int = 0) -> None:
         #: The peer's LID.
-        self.lid = lid
+        self.lid: int = lid
         #: The service level.
-        self.sl = sl
+        self.sl: int = sl
         #: The index of the common partition in the local port's P_Key table.
-        self.pkey_index = pkey_index
+        self.pkey_index: int = pkey_index
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, IbPath) and other.lid == self.lid

@@ -56,7 +56,7 @@ class Subnet:
         #: :attr:`rdmacm.verbs.device.Device.index` of the port's device.
         self._device_index = device_index
         #: Whether the transport is open.
-        self.is_open = False
+        self.is_open: bool = False
         #: Why the last :meth:`view` failed; None if it did not.
         self.problem: OSError | None = None
         #: Set by the connection manager once it has an agent (:attr:`rdmacm.soft.connection_manager.Gsi.on_mad`).
@@ -70,11 +70,11 @@ class Subnet:
         #: Datagrams of management classes that nothing here takes, by reason.
         self.dropped: Counter[str] = Counter()
         #: The port's connection manager.
-        self.cm = ConnectionManager(runtime, random, self)
+        self.cm: ConnectionManager = ConnectionManager(runtime, random, self)
         #: Queries to the subnet administrator.
-        self.sa = SaSession(runtime, random, transport)
+        self.sa: SaSession = SaSession(runtime, random, transport)
         #: The multicast groups that the port has joined.
-        self.groups = PortGroups(runtime, self.sa, self._port)
+        self.groups: PortGroups = PortGroups(runtime, self.sa, self._port)
         #: The Q_Keys of multicast groups, as far as they were asked for and are known.
         self._qkeys: dict[Gid, int] = {}
         #: The groups whose Q_Keys are being asked for.

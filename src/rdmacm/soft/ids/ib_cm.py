@@ -141,7 +141,7 @@ class IbCmConnector:
         #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
         self._accepted: ConnParam | None = None
         #: See :class:`rdmacm.soft.ids.connector.Connector`.
-        self.peer_ece = NO_ECE
+        self.peer_ece: Ece = NO_ECE
 
     @property
     def is_open(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, InetAddr, SockAddrIB
+from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
 from rdmacm.capabilities import INFINIBAND, SOFT, Feature
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure
@@ -41,17 +41,17 @@ class IdState(CommonIdState):
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
         super().__init__(host.runtime, owner, space, qp_type)
-        self.host = host
+        self.host: SoftHost = host
         #: Where the events go.
-        self.queue = queue
+        self.queue: SoftQueue = queue
         #: The last address resolution, finished or not; None before the first.
         self.lookup: AddressLookup | None = None
         #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
         self.port_view: PortView | None = None
         #: The row of ``sgid`` in the port's GID table.
-        self.gid_index = 0
+        self.gid_index: int = 0
         #: The Q_Key of a datagram id, 0 while it has none.
-        self.qkey = 0
+        self.qkey: int = 0
         #: The id's entry in the port table.
         self.port_owner: PortOwner | None = None
 
@@ -74,8 +74,8 @@ class IdState(CommonIdState):
 
     def enter_connect(self, options: IdOptions) -> None:
         """Begin as the passive side: a peer's request has made this id, for a listener with these options."""
-        self.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
-        self.state = State.CONNECT
+        self.options: IdOptions = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
+        self.state: State = State.CONNECT
         if log.enabled:
             log.ID.debug("%s: CONNECT by a request of the peer", str(self))
 
@@ -133,7 +133,7 @@ class IdState(CommonIdState):
 
     def note(self, step: str, started: int, result: object) -> None:
         """Record a step that began at ``started`` (perf_counter_ns); it replaces an earlier step of that name."""
-        self.taken_steps = [taken for taken in self.taken_steps if taken[0] != step]
+        self.taken_steps: list[tuple[str, int, object]] = [taken for taken in self.taken_steps if taken[0] != step]
         self.taken_steps.append((step, perf_counter_ns() - started, result))
 
     # -- device and port ------------------------------------------------------------------------------
@@ -154,8 +154,10 @@ class IdState(CommonIdState):
         if self.port_view is not None:
             self.host.detach(self, self.port_view)
         self.port_view = self.verbs = None
-        self.port_num = self.gid_index = self.pkey = 0
-        self.sgid = NO_GID
+        self.port_num: int = 0
+        self.pkey: int = 0
+        self.gid_index = 0
+        self.sgid: Gid = NO_GID
 
     def resolve_gids(self) -> None:
         """Resolve AF_IB addresses from now on."""

@@ -126,8 +126,8 @@ class SoftId(IdState):
             refused = cm_error(failure.errno, failure.message, "bind_addr", str(address), failure.hint)
             self._bind_failed(address, refused, started)
             raise refused from None
-        self.local_addr = bound
-        self.taken_steps = [("bind", perf_counter_ns() - started, bound)]
+        self.local_addr: Address | None = bound
+        self.taken_steps: list[tuple[str, int, object]] = [("bind", perf_counter_ns() - started, bound)]
 
     def resolve_gids(self) -> None:
         self._resolver = _gid_resolver(self)
@@ -281,7 +281,7 @@ class SoftId(IdState):
                 message = f"{before.device.name}: interface {before.interface.name} is gone"
                 self.post(CmEventType.DEVICE_REMOVAL, 0, None, message)
             return
-        self.port_view = after
+        self.port_view: PortView | None = after
         self._report_change(roce_change(self, before, after))
 
     def neighbour_changed(self, neighbour: Neighbour) -> None:
@@ -339,7 +339,7 @@ class SoftId(IdState):
             self.connector.allow_requests(count)
 
     def adopt(self, owner: Owner) -> None:
-        self.owner = weakref.ref(owner)
+        self.owner: Callable[[], Owner | None] = weakref.ref(owner)
 
     # -- connecting -----------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class SoftId(IdState):
             self.connector.prepare_accept(param)
             if self.qp_type == QPType.UD:
                 own = self._datagram_qp.attr.qkey if self._datagram_qp is not None else 0
-                self.qkey = accepted_qkey(self, self.link, own, param)
+                self.qkey: int = accepted_qkey(self, self.link, own, param)
                 self.connector.accept_datagram(param, self._qp_num(param), self.qkey)
             else:
                 self._accept_connection(param)

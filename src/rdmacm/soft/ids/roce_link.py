@@ -63,7 +63,7 @@ class RoceLink:
     def __init__(self, core: IdState) -> None:
         self._id = core
         #: See :class:`rdmacm.soft.ids.link.Link`.
-        self.cm = core.host.cm
+        self.cm: ConnectionManager = core.host.cm
         #: The group and the interface of each join that receives; None until the first.
         self._groups: dict[GroupJoin, tuple[bytes, int]] | None = None
 

@@ -72,7 +72,7 @@ class PacketBuffer(bytearray):
 
     def __init__(self, source: int | bytes, ip_fields: IpFields | None = None) -> None:
         super().__init__(source)
-        self.ip_fields = ip_fields or IpFields()
+        self.ip_fields: IpFields = ip_fields or IpFields()
 
 
 #: (data, segment, source, destination) of a packet that was received, or with ``segment`` > 0 of a train of packets of

@@ -17,6 +17,7 @@ from socket import AF_INET, AF_INET6
 from rdmacm.errors import cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.base import group_key
+from rdmacm.soft.wire.held_reads import ReadMessage
 
 _NATIVE_INT = struct.Struct("=I")
 
@@ -27,10 +28,10 @@ class GroupSource:
     __slots__ = ("_at", "_ifindex", "_info", "fd", "key", "recvmsg_into")
 
     def __init__(self, sock: socket.socket, key: bytes, ifindex: int) -> None:
-        self.fd = sock.fileno()
-        self.recvmsg_into = sock.recvmsg_into
+        self.fd: int = sock.fileno()
+        self.recvmsg_into: ReadMessage = sock.recvmsg_into
         #: The destination of its packets (:func:`rdmacm.soft.wire.base.group_key`).
-        self.key = key
+        self.key: bytes = key
         self._ifindex = _NATIVE_INT.pack(ifindex)
         # Where in in_pktinfo or in6_pktinfo the interface is.
         self._at = 16 if sock.family == AF_INET6 else 0

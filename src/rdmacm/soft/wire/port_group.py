@@ -110,9 +110,9 @@ class _GroupHandles:
         #: Random bytes that only the processes of the group know.
         self.secret = secret
         #: The names of the group's sockets.
-        self.names = GroupNames(port, secret, lock)
+        self.names: GroupNames = GroupNames(port, secret, lock)
         #: How its slots are shifted (:mod:`rdmacm.soft.wire.slot_filter`).
-        self.shift = shift_of(secret)
+        self.shift: int = shift_of(secret)
         #: Where new processes connect: first to the one that few processes watch.
         self.admission = admission
         #: The queue with the sockets of all slots.
@@ -181,7 +181,7 @@ class PortGroup:
     def __init__(self, port: int, handles: _GroupHandles) -> None:
         self.port = port
         #: The sockets of slot 0, which all processes read.
-        self.gsi = handles.gsi
+        self.gsi: Sockets = handles.gsi
         self._handles = handles
         self._families = sum(sock is not None for sock in handles.gsi)
         #: The slots of this process. Communication ids are in the first.

@@ -18,16 +18,20 @@ class Source:
 
     __slots__ = ("_sock", "end", "fd", "held_recvmsg_into", "info", "is_gsi", "recent", "recvmsg_into", "start")
 
+    end: int
+    info: int
+    start: int
+
     def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
         #: Whether it is one of slot 0, where management datagrams arrive.
-        self.is_gsi = is_gsi
+        self.is_gsi: bool = is_gsi
         #: The source itself, if packets for queue pairs arrive there.
-        self.recent = None if is_gsi else self
-        self.recvmsg_into = sock.recvmsg_into
+        self.recent: Source | None = None if is_gsi else self
+        self.recvmsg_into: ReadMessage = sock.recvmsg_into
         #: The same without giving up the interpreter, after :meth:`hold_interpreter`; None where there is none.
         self.held_recvmsg_into: ReadMessage | None = None
         self._sock = sock
-        self.fd = sock.fileno()
+        self.fd: int = sock.fileno()
         # The ancillary message with the local address, and where in it that is: of in_pktinfo the address in the
         # packet's header, which the ICRC covers.
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]

@@ -114,9 +114,9 @@ class UdpWire:
         self._pollers = Pollers()
         self._out = UdpSender(port, self.counters, self.traffic, self._report)
         #: See :class:`rdmacm.soft.wire.base.Wire`; the sender's own, because a call more would be felt.
-        self.send = self._out.send
+        self.send: Callable[..., bool] = self._out.send
         #: See :class:`rdmacm.soft.wire.base.Wire`; 0 and empty before the wire is open.
-        self.slot = 0
+        self.slot: int = 0
         self.slots: Sequence[int] = ()
         #: Those of ``slots`` all of whose packets are for queue pairs of this process.
         self._own: frozenset[int] = frozenset()

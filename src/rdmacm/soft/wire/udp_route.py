@@ -27,20 +27,20 @@ class UdpRoute:
         if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
             raise ValueError(f"a path has two addresses of 4 or 16 bytes, not {len(path.local)} and {len(path.remote)}")
         #: The path, the type of service or traffic class of its packets, and the UDP port they leave from.
-        self.path = path
-        self.traffic_class = traffic_class
-        self.source_port = port
-        self.is_ipv6 = len(path.remote) == 16
-        self.is_multicast = path.remote[0] == 0xFF if self.is_ipv6 else path.remote[0] >> 4 == 0xE
-        self.remote_host = socket.inet_ntop(AF_INET6 if self.is_ipv6 else AF_INET, path.remote)
+        self.path: WirePath = path
+        self.traffic_class: int = traffic_class
+        self.source_port: int = port
+        self.is_ipv6: bool = len(path.remote) == 16
+        self.is_multicast: bool = path.remote[0] == 0xFF if self.is_ipv6 else path.remote[0] >> 4 == 0xE
+        self.remote_host: str = socket.inet_ntop(AF_INET6 if self.is_ipv6 else AF_INET, path.remote)
         host = self.remote_host
         self.address: SocketAddress = (host, port, 0, path.scope_id) if self.is_ipv6 else (host, port)
         #: The ancillary data of a packet, and of a train of packets of ``_segment`` bytes.
-        self.control = sockets.control(path.local, path.scope_id, traffic_class, hop_limit)
+        self.control: sockets.Control = sockets.control(path.local, path.scope_id, traffic_class, hop_limit)
         self._segment = 0
         self._train_control = self.control
         #: Whether the system has refused a train on this path.
-        self.no_trains = False
+        self.no_trains: bool = False
         #: The same as the compiled core has it for datagrams; None before the first.
         self.core: Route | None = None
         #: Made when first needed.

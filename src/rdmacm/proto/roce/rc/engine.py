@@ -20,12 +20,12 @@ from rdmacm.proto.constants import (
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import BTH_HALVES
-from rdmacm.proto.roce.icrc import icrc_between
+from rdmacm.proto.roce.icrc import Icrc, icrc_between
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_RESPONSE, TRANSPORT_MASK
 from rdmacm.proto.roce.rc import requester, responder, responses
 from rdmacm.proto.roce.rc.failure import fail, flush_recv
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
-from rdmacm.proto.roce.rc.state import RcState
+from rdmacm.proto.roce.rc.state import RcState, Resource
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
 from rdmacm.proto.work import WC, RecvWork, SendWork
@@ -58,21 +58,21 @@ class RcEngine(RcState):
 
     def set_route(self, local: bytes, remote: bytes, source_port: int) -> None:
         self.local_address, self.remote_address = local, remote
-        self.icrc_out = icrc_between(local, remote, source_port)
+        self.icrc_out: Icrc = icrc_between(local, remote, source_port)
 
     def set_peer_port(self, port: int) -> None:
-        self.icrc_in = icrc_between(self.remote_address, self.local_address, port)
+        self.icrc_in: Icrc = icrc_between(self.remote_address, self.local_address, port)
 
     def ready_to_receive(self, attributes: RtrAttributes) -> None:
         a = attributes
-        self.path_mtu = a.path_mtu
-        self.accepted_pkeys = _matching_pkeys(a.pkey)
-        self.send_bth = a.pkey << 32 | a.dest_qp_num
+        self.path_mtu: int = a.path_mtu
+        self.accepted_pkeys: frozenset[int] = _matching_pkeys(a.pkey)
+        self.send_bth: int = a.pkey << 32 | a.dest_qp_num
         self.expected_psn = self.executed_psn = a.rq_psn & PSN_MASK
-        self.access = int(a.access)
-        self.min_rnr_timer = a.min_rnr_timer
-        self.max_dest_rd_atomic = a.max_dest_rd_atomic
-        self.resources = deque(maxlen=a.max_dest_rd_atomic)
+        self.access: int = int(a.access)
+        self.min_rnr_timer: int = a.min_rnr_timer
+        self.max_dest_rd_atomic: int = a.max_dest_rd_atomic
+        self.resources: deque[Resource] = deque(maxlen=a.max_dest_rd_atomic)
         self.can_receive = True
 
     def ready_to_send(self, attributes: RtsAttributes) -> None:
@@ -100,10 +100,10 @@ class RcEngine(RcState):
 
     def _take_send_attributes(self, attributes: RtsAttributes) -> None:
         a = attributes
-        self.timeout = a.timeout
+        self.timeout: float = a.timeout
         self.retry_cnt = self.retries_left = a.retry_cnt
         self.rnr_retry = self.rnr_retries_left = a.rnr_retry
-        self.max_rd_atomic = a.max_rd_atomic
+        self.max_rd_atomic: int = a.max_rd_atomic
 
     def post_send(self, work: SendWork) -> None:
         """See :meth:`QPEngine.post_send`. ValueError also for an opcode that a reliable connection does not send."""
@@ -127,7 +127,7 @@ class RcEngine(RcState):
         look_up(self.recv_queue)
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused: bool = True
 
     def resume(self) -> None:
         self.paused = False
@@ -208,7 +208,7 @@ class RcEngine(RcState):
             accepted += self._receive_packet(data[at : at + step], now)
             if first_identification < 0:
                 first_identification = self.identification
-            self.identification = self.identification + 1 & 0xFFFF
+            self.identification: int = self.identification + 1 & 0xFFFF
         # A peer whose first packet had 0 sends trains that count from 0, or packets that all have 0.
         if first_identification <= 0:
             self.identification = 0

@@ -26,6 +26,11 @@ from rdmacm.proto.work import WC
 class RequestType:
     """How the requests of one opcode are sent, and how they complete."""
 
+    first: int
+    last: int
+    middle: int
+    only: int
+
     def __init__(
         self,
         completes: WCOpcode,
@@ -39,19 +44,19 @@ class RequestType:
         #: BTH opcodes of the packets of its message, if it sends one.
         self.first, self.middle, self.last, self.only = opcodes or (0, 0, 0, 0)
         #: Whether it sends a message; the requests of other opcodes are one packet each.
-        self.is_data = opcodes is not None
-        self.is_write = completes is WCOpcode.RDMA_WRITE
-        self.is_read = completes is WCOpcode.RDMA_READ
-        self.is_atomic = completes in (WCOpcode.COMP_SWAP, WCOpcode.FETCH_ADD)
+        self.is_data: bool = opcodes is not None
+        self.is_write: bool = completes is WCOpcode.RDMA_WRITE
+        self.is_read: bool = completes is WCOpcode.RDMA_READ
+        self.is_atomic: bool = completes in (WCOpcode.COMP_SWAP, WCOpcode.FETCH_ADD)
         #: Whether it sends nothing: it is complete once this side has executed it.
-        self.is_local = completes in (WCOpcode.BIND_MW, WCOpcode.LOCAL_INV)
-        self.is_flush = completes is WCOpcode.FLUSH
-        self.is_atomic_write = completes is WCOpcode.ATOMIC_WRITE
+        self.is_local: bool = completes in (WCOpcode.BIND_MW, WCOpcode.LOCAL_INV)
+        self.is_flush: bool = completes is WCOpcode.FLUSH
+        self.is_atomic_write: bool = completes is WCOpcode.ATOMIC_WRITE
         #: Whether its response is a READ response of no bytes (InfiniBand Architecture, annex A19).
-        self.has_empty_response = self.is_flush or self.is_atomic_write
+        self.has_empty_response: bool = self.is_flush or self.is_atomic_write
         #: Whether an ACK of this request or of a later one completes it. A READ or atomic needs its own response, for
         #: the data in it.
-        self.is_acknowledged = self.is_data or self.has_empty_response
+        self.is_acknowledged: bool = self.is_data or self.has_empty_response
         #: Whether the last packet has immediate data, or a key to invalidate.
         self.with_immediate = immediate
         self.with_invalidate = invalidate

@@ -32,18 +32,18 @@ class Resource:
         self, operation: int, first_psn: int, packets: int, rkey: int, address: int, length: int, original: int = 0
     ):
         #: READ, ATOMIC, ATOMIC_WRITE or FLUSH of ``Operation``.
-        self.operation = operation
+        self.operation: int = operation
         #: PSNs of its response.
-        self.first_psn = first_psn
-        self.last_psn = (first_psn + packets - 1) & PSN_MASK
+        self.first_psn: int = first_psn
+        self.last_psn: int = (first_psn + packets - 1) & PSN_MASK
         #: READ: the memory to send, ``length`` in bytes; 0 bytes for an ATOMIC WRITE or FLUSH.
-        self.rkey = rkey
-        self.address = address
-        self.length = length
+        self.rkey: int = rkey
+        self.address: int = address
+        self.length: int = length
         #: READ: what ``rkey`` is looked up in; it differs from the connection's on XRC alone.
         self.memory: Memory | None = None
         #: The value that was there before an atomic.
-        self.original = original
+        self.original: int = original
 
 
 class Response:
@@ -54,15 +54,21 @@ class Response:
 
     __slots__ = ("address", "is_repeated", "last_psn", "length", "msn", "offset", "psn", "resource", "syndrome")
 
+    address: int
+    last_psn: int
+    length: int
+    offset: int
+    psn: int
+
     def __init__(self, psn: int, syndrome: int, msn: int, resource: Resource | None = None, *, repeated: bool = False):
         #: PSNs of the packets still to be sent. Only a READ response has more than one.
         self.psn = self.last_psn = psn
-        self.syndrome = syndrome
-        self.msn = msn
+        self.syndrome: int = syndrome
+        self.msn: int = msn
         #: What is answered; None for an ACK or NAK.
-        self.resource = resource
+        self.resource: Resource | None = resource
         #: Whether it was answered before.
-        self.is_repeated = repeated
+        self.is_repeated: bool = repeated
         #: READ: the memory to send, ``length`` bytes of which ``offset`` are sent.
         self.address = self.length = self.offset = 0
 
