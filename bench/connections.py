@@ -1,12 +1,16 @@
 """Many open connections between two processes on loopback: time, memory, and resources left after closing them.
 
-    python3 dev.py bench connections [COUNT] [--window N] [--json]
+    python3 dev.py bench connections [COUNT] [--window N] [--calls] [--json]
 
 Opens COUNT (10,000) connections to a second process, each with a queue pair, up to N (64) of them at a time. Then makes
 one more request, to measure how fast both processes answer with all connections open, and closes them. Memory is the
 growth of a process's resident memory divided by COUNT. "timers" is the number of entries in the timers of the
 connection manager, "descriptors" the number of open file descriptors. No peer offers comparable connections, so there
 is no ratio.
+
+With --calls, it counts instead of measuring time: the calls of Python functions that a connection costs at each end,
+from its id to the end of its TIMEWAIT, by room. COUNT is 200 then. "of these by turns" are those of the rooms that make
+progress, and so depend on how many packets arrive at a time. --json has the functions as well.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel
@@ -32,11 +39,70 @@ from rdmacm.verbs.qp import QPInitAttr
 HOST = "127.0.0.1"
 #: Private data of a request for a report. The report is the private data of its rejection.
 REPORT = b"report"
+#: The same of requests to begin counting calls, and to end it and print them.
+COUNT, COUNTED = b"count calls", b"calls counted"
 #: A report: resident memory in bytes, and the numbers of connections, queue pairs, descriptors and timers.
 ANSWER = struct.Struct("!5Q")
 CAP = QPCap(max_send_wr=1, max_recv_wr=1)
+#: The rooms that make progress.
+TURNS = ("interrupts", "net", "progress", "python", "soft/helper", "soft/host", "soft/wire")
 #: Maximum time to wait for an event, in seconds.
 PATIENCE = 30.0
+
+
+class Calls:
+    """Counts the calls of functions, in this thread and in those that start afterwards, but for those of this file."""
+
+    def __init__(self) -> None:
+        self._is_counting = False
+        self._counts: dict[CodeType, int] = {}
+        #: The module of each function: that of code that was generated is only in its globals.
+        self._modules: dict[CodeType, str] = {}
+        self._in_c = 0
+        threading.setprofile(self._see)  # the helper thread serves peers while this one computes
+        sys.setprofile(self._see)
+
+    def begin(self) -> None:
+        self._is_counting = True
+
+    def _see(self, frame: FrameType, event: str, _: object) -> None:
+        if not self._is_counting:
+            return
+        code = frame.f_code
+        if event == "call":
+            if code not in self._counts:
+                self._counts[code] = 0
+                self._modules[code] = frame.f_globals.get("__name__", "rdmacm.proto.layout")
+            self._counts[code] += 1
+        elif event == "c_call" and self._modules.get(code) != "__main__":
+            self._in_c += 1
+
+    def end(self, connections: int) -> dict[str, Any]:
+        """The calls of a connection: by function and by room, and those of functions in C."""
+        self._is_counting = False
+        functions: Counter[str] = Counter()
+        rooms: Counter[str] = Counter()
+        for code, count in self._counts.items():
+            module = self._modules[code]
+            if module != "__main__":
+                functions[f"{module}:{code.co_qualname}"] += count
+                rooms[room_of(module)] += count
+        return {
+            "python": sum(rooms.values()) / connections,
+            "turns": sum(rooms[name] for name in TURNS) / connections,
+            "c": self._in_c / connections,
+            "rooms": {name: count / connections for name, count in rooms.most_common()},
+            "functions": {name: count / connections for name, count in functions.most_common()},
+        }
+
+
+def room_of(module: str) -> str:
+    """The folder of a module, or the module itself where it is in none; of Python's own modules "python"."""
+    name, *inside = module.split(".")
+    if name != "rdmacm" or not inside:
+        return "python"
+    package, *rest = inside
+    return f"{package}/{rest[0]}" if len(rest) > 1 or (package == "soft" and rest) else package
 
 
 class Side:
@@ -62,8 +128,16 @@ class Side:
         cmid.destroy()
         self.open.discard(cmid)
 
+    def await_quiet(self, most: int) -> None:
+        """Wait until every TIMEWAIT is over; ``most`` connections may be left."""
+        provider: Any = self.channel.provider
+        agent = provider.host.cm.agent
+        provider.drive(lambda: len(agent) <= most, PATIENCE)
 
-def serve() -> None:
+
+def serve(counts_calls: bool) -> None:
+    calls = Calls() if counts_calls else None
+    counted = 0
     side = Side()
     with CmId(side.channel) as listener:
         listener.bind_addr((HOST, 0))
@@ -72,10 +146,20 @@ def serve() -> None:
         for event in side.channel:
             with event:
                 cmid, kind = event.id, event.type
-                if kind is CmEventType.CONNECT_REQUEST and event.private_data.startswith(REPORT):
+                data = event.private_data if kind is CmEventType.CONNECT_REQUEST else b""
+                if calls is not None and data.startswith(COUNTED):
+                    side.await_quiet(1)
+                    print(json.dumps(calls.end(counted)), flush=True)
+                    cmid.reject()
+                elif calls is not None and data.startswith(COUNT):
+                    counted = 0
+                    calls.begin()
+                    cmid.reject()
+                elif data.startswith(REPORT):
                     cmid.reject(ANSWER.pack(*side.report()))
                 elif kind is CmEventType.CONNECT_REQUEST:
                     side.open.add(cmid)
+                    counted += 1
                     side.make_qp(cmid)
                     cmid.accept()
                 elif kind is CmEventType.DISCONNECTED:
@@ -117,14 +201,14 @@ class Client(Side):
             with self.channel.get_event(PATIENCE) as event:
                 done += self.go_on(event)
 
-    def ask(self) -> tuple[int, ...]:
-        """Return the server's report."""
+    def ask(self, data: bytes = REPORT) -> tuple[int, ...]:
+        """Ask the server for something; return its report."""
         self.begin()
         while True:
             event = self.channel.get_event(PATIENCE)
             with event:
                 if event.type is not CmEventType.REJECTED:
-                    self.go_on(event, REPORT)
+                    self.go_on(event, data)
                     continue
                 found = ANSWER.unpack_from(event.private_data)
             self.end(event.id)
@@ -150,21 +234,19 @@ class Client(Side):
 
 
 @contextmanager
-def server() -> Iterator[int]:
-    """Run a server process; yield its port."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "serve"], stdout=subprocess.PIPE, text=True
-    )
+def server(how: str = "serve") -> Iterator[tuple[int, Any]]:
+    """Run a server process; yield its port and its output."""
+    process = subprocess.Popen([sys.executable, str(Path(__file__).resolve()), how], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        yield int(process.stdout.readline() or 0)
+        yield int(process.stdout.readline() or 0), process.stdout
     finally:
         process.kill()
         process.communicate()
 
 
 def measure(count: int, window: int) -> dict[str, Any]:
-    with server() as port:
+    with server() as (port, _):
         client = Client(port)
         client.connect(1, 1)  # so that initialization of the processes is not measured
         client.disconnect(1)
@@ -201,17 +283,57 @@ def measure(count: int, window: int) -> dict[str, Any]:
     }
 
 
+def count_calls(count: int, window: int) -> dict[str, Any]:
+    calls = Calls()
+    with server("serve-counting") as (port, output):
+        client = Client(port)
+        client.connect(window, window)  # so that initialization of the processes is not counted
+        client.disconnect(window)
+        client.await_closed()
+        client.await_quiet(0)
+        client.ask(COUNT)
+        client.await_quiet(0)
+        calls.begin()
+        client.connect(count, window)
+        client.disconnect(window)
+        client.await_quiet(0)
+        found = calls.end(count)
+        client.ask(COUNTED)
+        theirs = json.loads(output.readline())
+        if client.queue is not None:
+            client.queue.close()
+        client.channel.close()
+    return {"connections": count, "window": window, "client": found, "server": theirs}
+
+
+def print_calls(found: dict[str, Any]) -> None:
+    print(f"calls a connection, {found['connections']} connections, {found['window']} at a time")
+    ends = found["client"], found["server"]
+    print(f"{'room':<20}{'client':>8}{'server':>8}")
+    rooms = Counter(ends[0]["rooms"]) | Counter(ends[1]["rooms"])
+    for name, _ in rooms.most_common():
+        print(f"{name:<20}" + "".join(f"{end['rooms'].get(name, 0):8.1f}" for end in ends))
+    for name, text in (("python", "all"), ("turns", "of these by turns"), ("c", "functions in C")):
+        print(f"{text:<20}" + "".join(f"{end[name]:8.1f}" for end in ends))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", nargs="?", type=int, default=10_000, metavar="COUNT")
+    parser.add_argument("count", nargs="?", type=int, metavar="COUNT")
     parser.add_argument("--window", type=int, default=64, metavar="N")
+    parser.add_argument("--calls", action="store_true", help="count calls of functions instead")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
+    if options.count is None:
+        options.count = 200 if options.calls else 10_000
     if not 0 < options.count <= 20_000 or not 0 < options.window <= 512:
         parser.error("COUNT is 1 to 20,000, and N 1 to 512")
-    found = measure(options.count, options.window)
+    found = (count_calls if options.calls else measure)(options.count, options.window)
     if options.json:
         print(json.dumps(found))
+        return 0
+    if options.calls:
+        print_calls(found)
         return 0
     count = options.count
     for name in ("open", "close"):
@@ -227,7 +349,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        serve()
+    if sys.argv[1:] in (["serve"], ["serve-counting"]):
+        serve(counts_calls=sys.argv[1] == "serve-counting")
     else:
         sys.exit(main())

@@ -10,6 +10,8 @@ the other. "ping-pong" is the bandwidth with one outstanding message, the only m
 good.
 
 "messages/s" is the rate of messages of 64 bytes in one direction, each posted by a call of its own, or 16 by one call.
+Connections of libfabric and UCX need gcc and their headers, as programs in C open them: a connection ends once it is
+established (libfabric), or with the first byte from the server (UCX, sockets).
 --write puts the table into docs/performance.md.
 
 Nothing is installed: for a missing peer, the command that installs it is reported.
@@ -18,6 +20,7 @@ Nothing is installed: for a missing peer, the command that installs it is report
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import platform
@@ -28,10 +31,12 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -83,6 +88,8 @@ class Figures:
     connections_at_once: float | None = None
     #: Times of the steps of a connection, by name: "p50_us" and "p99_us".
     steps: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: What could not be measured, and why.
+    lacking: str | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Figures:
@@ -162,6 +169,19 @@ def serving(command: Sequence[str], environ: Mapping[str, str] | None = None) ->
             process.communicate()
 
 
+@contextmanager
+def serving_port(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a server for the duration of the block; yield the port that it prints."""
+    with serving(command, environ) as server:
+        assert server.stdout is not None
+        if not select.select([server.stdout], [], [], START)[0]:
+            raise PeerError(f"{' '.join(command)}: the server has not printed its port within {START:.0f} s")
+        port = server.stdout.readline().strip()
+        if not port.isdigit():
+            raise PeerError(f"{' '.join(command)}: the server ended without its port: {port}")
+        yield port
+
+
 def client(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     """Run a client to its end and return its output."""
     try:
@@ -210,6 +230,58 @@ def times(count: int, effort: float) -> int:
     return max(10, round(count * effort))
 
 
+# --- connections of libraries in C ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program in C beside this one. ``serve`` prints its port; ``measure PORT COUNT`` prints figures as JSON."""
+
+    source: str
+    libraries: Sequence[str]
+    #: Debian's package of the headers.
+    package: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def _directory() -> str:
+    made = tempfile.mkdtemp(prefix="rdmacm-bench-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+@cache
+def built(source: str, *libraries: str) -> str | None:
+    """Build a program; return its path, or None if that fails."""
+    path = os.path.join(_directory(), source.removesuffix(".c"))
+    command = ["gcc", "-std=gnu11", "-O2", "-o", path, str(HERE / source), *libraries]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except OSError:
+        return None
+    return None if done.returncode else path
+
+
+def with_connections(figures: Figures, program: Program, effort: float) -> Figures:
+    """Add the figures for connections, if the program can be built."""
+    path = built(program.source, *program.libraries)
+    if path is None:
+        install = f"apt-get install -y --no-install-recommends gcc libc6-dev {program.package}"
+        return replace(figures, lacking=f"no connections: {program.source} cannot be built; to build it: {install}")
+    with serving_port([path, "serve"], program.environ) as port:
+        count = str(times(LIBRARY_CONNECTIONS, effort))
+        found = Figures.from_json(client([path, "measure", port, count], program.environ))
+    return replace(figures, connections=found.connections, connections_at_once=found.connections_at_once)
+
+
+#: Connections one after the other, and as many with several at once.
+LIBRARY_CONNECTIONS = 2000
+UCX_ENVIRON = {"UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"}
+LIBFABRIC = Program("libfabric_connections.c", ("-lfabric",), "libfabric-dev")
+UCX = Program("ucx_connections.c", ("-lucp", "-lucs"), "libucx-dev", {**UCX_ENVIRON, "UCX_TLS": "tcp"})
+
+
 # --- fi_pingpong --------------------------------------------------------------------------------------------
 
 #: Iterations by size in bytes; the smallest size is for the round trip.
@@ -234,13 +306,14 @@ def fi_transfer(provider: str, endpoint: str, size: int, iterations: int) -> flo
         return parse_fi_pingpong(client(["fi_pingpong", "-P", port, *options, HOST]))
 
 
-def fi_pingpong(provider: str, endpoint: str) -> Measure:
+def fi_pingpong(provider: str, endpoint: str, program: Program | None = None) -> Measure:
     def transfer(size: int, effort: float) -> float:
         return fi_transfer(provider, endpoint, size, times(FABRIC_ITERATIONS[size], effort))
 
     def measure(effort: float) -> Figures:
         latency = transfer(SMALL, effort)
-        return Figures(latency, {"ping-pong": {size: size / transfer(size, effort) / 1e3 for size in SIZES}})
+        found = Figures(latency, {"ping-pong": {size: size / transfer(size, effort) / 1e3 for size in SIZES}})
+        return found if program is None else with_connections(found, program, effort)
 
     return measure
 
@@ -264,7 +337,7 @@ def parse_ucx_perftest(output: str) -> tuple[float, float]:
 
 def ucx_transfer(transports: str, test: str, iterations: int, under_way: int, *options: str) -> tuple[float, float]:
     """Run a test of ucx_perftest; return what parse_ucx_perftest() finds."""
-    environ = {"UCX_TLS": transports, "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"}
+    environ = {**UCX_ENVIRON, "UCX_TLS": transports}
     port = str(free_port())
     numbers = ["-n", str(iterations), "-w", str(max(1, iterations // 10)), "-O", str(under_way)]
     with serving(["ucx_perftest", "-p", port], environ) as server:
@@ -274,16 +347,17 @@ def ucx_transfer(transports: str, test: str, iterations: int, under_way: int, *o
         )
 
 
-def ucx_perftest(transports: str) -> Measure:
+def ucx_perftest(transports: str, program: Program) -> Measure:
     def run(test: str, under_way: int, size: int, effort: float) -> tuple[float, float]:
         return ucx_transfer(transports, test, times(UCX_ITERATIONS[size], effort), under_way, "-s", str(size))
 
     def measure(effort: float) -> Figures:
-        return Figures(
+        found = Figures(
             run("tag_lat", 0, SMALL, effort)[0],
             {name: {size: run(*test, size, effort)[1] for size in SIZES} for name, test in UCX_TESTS.items()},
             messages={"one by one": 1e6 / run("tag_bw", 0, SMALL, 5 * effort)[0]},
         )
+        return with_connections(found, program, effort)
 
     return measure
 
@@ -294,13 +368,7 @@ def ucx_perftest(transports: str) -> Measure:
 @contextmanager
 def serving_script(name: str, *arguments: str) -> Iterator[str]:
     """Run a script beside this one as a server, for the duration of the block; yield the port that it prints."""
-    with serving([sys.executable, str(HERE / name), *arguments]) as server:
-        assert server.stdout is not None
-        if not select.select([server.stdout], [], [], START)[0]:
-            raise PeerError(f"{name}: the server has not printed its port within {START:.0f} s")
-        port = server.stdout.readline().strip()
-        if not port:
-            raise PeerError(f"{name}: the server ended without output")
+    with serving_port([sys.executable, str(HERE / name), *arguments]) as port:
         yield port
 
 
@@ -334,13 +402,13 @@ def run_script(serve: Callable[[], None], measure: Callable[[int, float], Mappin
         print(json.dumps(measure(int(sys.argv[2]), float(sys.argv[3]))))
 
 
-UCX_TCP = Peer("ucx-tcp", ucx_perftest("tcp"), "ucx_perftest", "ucx-utils", ("ucx_info", "-v"))
+UCX_TCP = Peer("ucx-tcp", ucx_perftest("tcp", UCX), "ucx_perftest", "ucx-utils", ("ucx_info", "-v"))
 PEERS = (
     Peer(OURS, script("ours.py")),
     Peer("sockets", script("sockets.py")),
     Peer("asyncio", script("asyncio_streams.py")),
     Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
-    Peer("fi-tcp", fi_pingpong("tcp", "msg"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
+    Peer("fi-tcp", fi_pingpong("tcp", "msg", LIBFABRIC), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
     UCX_TCP,
 )
 
@@ -375,6 +443,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
             name: {key: statistics.median(one.steps[name][key] for one in rounds) for key in values}
             for name, values in first.steps.items()
         },
+        first.lacking,
     )
 
 
@@ -465,6 +534,7 @@ def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) 
     for name, figures in found.items():
         for step, values in figures.steps.items():
             lines.append(f"{name} {step}: p50 {values['p50_us']:.1f} us, p99 {values['p99_us']:.1f} us")
+    lines += [f"{name}: {figures.lacking}" for name, figures in found.items() if figures.lacking]
     for name, missing in outcome.items():
         if isinstance(missing, Missing):
             lines.append(f"{name}: {missing}")

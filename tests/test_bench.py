@@ -120,6 +120,41 @@ def test_sockets_only_peer() -> None:
     assert found["connections_at_once"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LIBFABRIC", "UCX"])
+def test_connections_of_libraries(peers: ModuleType, name: str) -> None:
+    program = getattr(peers, name)
+    if peers.built(program.source, *program.libraries) is None:
+        pytest.skip(f"needs gcc and {program.package}")
+    found = peers.with_connections(peers.Figures(), program, 0.01)
+    assert 0 < found.connections.p50_us <= found.connections.p99_us
+    assert min(found.connections.per_second, found.connections_at_once) > 0
+    assert found.lacking is None
+
+
+def test_library_without_headers(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "built", lambda *_: None)
+    found = peers.with_connections(peers.Figures(1.0), peers.LIBFABRIC, 0.01)
+    assert found.connections is None
+    line = peers.table({"fi-tcp": found}).splitlines()[-1]
+    assert line.startswith("fi-tcp: no connections: libfabric_connections.c cannot be built; to build it: apt-get ")
+
+
+def test_programs_in_c_have_as_many_connections_at_once(peers: ModuleType) -> None:
+    assert f"#define AT_ONCE {peers.AT_ONCE}\n" in (PEERS.parent / "connections.h").read_text()
+
+
+@pytest.mark.slow
+def test_connection_takes_few_calls() -> None:
+    """More calls than these are a longer way: shorten it, or say here why it has to be longer."""
+    done = run(str(ROOT / "bench" / "connections.py"), "50", "--window", "16", "--calls", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for side, most in (("client", 345), ("server", 325)):
+        end = found[side]
+        assert 100 < end["python"] - end["turns"] < most, (side, end["rooms"])
+
+
 #: Stands for ucx_perftest: half a million messages a second of four elements, and it fails for all others.
 UCX_PERFTEST = f"""\
 #!{sys.executable}

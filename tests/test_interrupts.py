@@ -427,7 +427,7 @@ def describe() -> list[str]:
     assert agent is not None
     return [
         f"{connection.comm_id:#x} {connection.state.name} qp {connection.local_qpn:#x} peer {connection.remote_qpn:#x}"
-        for connection in agent._connections._by_id.values()
+        for connection in agent._connections.by_id.values()
     ]
 
 

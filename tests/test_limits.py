@@ -32,7 +32,7 @@ from rdmacm.proto.sa.client import SaClient
 from rdmacm.run import lookups as run_lookups
 from rdmacm.run import protocol, server, sessions, slots
 from rdmacm.soft import host as soft_host
-from rdmacm.soft.device import async_events, datagram_queue_pair, groups, gsi, memory, multiplexer
+from rdmacm.soft.device import async_events, datagram_queue_pair, groups, mad_trains, memory, multiplexer
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR as ATTR
 from rdmacm.soft.ids import identifier
 from rdmacm.soft.wire import forwarding, group_names, heirs, port_group, source, udp
@@ -113,7 +113,7 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "bytes that wait": (forwarding._QUEUE_BYTES,),
     "slots of processes": (heirs._MOST, int(heirs._SECONDS)),
     "packets of a train": (constants.MOST_IN_TRAIN,),
-    "peers whose": (gsi._MAX_PEERS, multiplexer._MAX_ROUTES),
+    "peers whose": (mad_trains.MAX_PEERS, multiplexer._MAX_ROUTES),
     "hardware addresses": (soft_host._MAX_NEXT_HOPS,),
     "queries of a port": (SaClient(Random(1)).max_queries,),
     "bytes of a response": (SaClient(Random(1)).max_size,),
@@ -354,7 +354,10 @@ def test_what_is_kept_of_peers_is_limited() -> None:
         ip = bytes((10, 1, number >> 8, number & 255))
         mux.gsi.send_mad(WirePath(bytes((10, 0, 0, 1)), ip), mad)
         mux.gsi._new_source((f"10.1.{number >> 8}.{number & 255}", 4791), bytes((10, 0, 0, 1)))
-        assert max(len(mux.gsi._routes), len(mux.gsi._sources), len(mux._routes)) <= 256
+        outbox = mux.gsi.outbox
+        outbox.answered(WirePath(bytes((10, 0, 0, 1)), ip))
+        kept = outbox._peers, outbox._answering, mux.gsi._sources, mux._routes
+        assert max(map(len, kept)) <= 256
     mux.close()
 
 

@@ -96,9 +96,10 @@ def test_dropped_and_rejected_messages_say_why(messages: Callable[[str], list[st
         cmid.resolve_route()
         with pytest.raises(CmRejectedError):
             cmid.connect(ConnParam(qp_num=1))
-    _, received, sent, answer = messages("cm")
-    assert received.endswith(", dropped: no listener for the service id")
+    _, received, sent, why, answer = messages("cm")
+    assert received.endswith("service 0x1061d30")
     assert sent.endswith(", reason 8")
+    assert why.endswith(": dropped: no listener for the service id")
     assert answer.endswith(", reason 8")
 
 

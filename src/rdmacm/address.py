@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple, Self, TypeAlias
 
@@ -26,9 +28,11 @@ DEFAULT_PKEY = 0xFFFF
 #: A socket address as users pass and get it: a Python socket address, or a :class:`SockAddrIB`.
 SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | SockAddrIB"
 
-_V4_MAPPED = bytes(10) + b"\xff\xff"
+#: What precedes an IPv4 address that is mapped into IPv6.
+V4_MAPPED = bytes(10) + b"\xff\xff"
 _ANY = {AF_INET: bytes(4), AF_INET6: bytes(16)}
-_WILDCARDS = frozenset(_ANY.values())
+#: The packed wildcard addresses.
+WILDCARDS = frozenset(_ANY.values())
 _LOOPBACK = {AF_INET: bytes((127, 0, 0, 1)), AF_INET6: bytes(15) + b"\x01"}
 
 _FAMILY = struct.Struct("=H")
@@ -59,12 +63,12 @@ class Gid(bytes):
     @classmethod
     def from_ip(cls, packed: bytes) -> Gid:
         """The RoCEv2 GID of a packed IPv4 (4 bytes) or IPv6 (16 bytes) address."""
-        return bytes.__new__(cls, _V4_MAPPED + packed) if len(packed) == 4 else cls(packed)
+        return bytes.__new__(cls, V4_MAPPED + packed) if len(packed) == 4 else cls(packed)
 
     @property
     def ip(self) -> bytes:
         """The packed IP address of a RoCEv2 GID: 4 bytes if it is IPv4-mapped, else 16."""
-        return self[12:] if self.startswith(_V4_MAPPED) else self[:]  # slices are plain bytes
+        return self[12:] if self.startswith(V4_MAPPED) else self[:]  # slices are plain bytes
 
     @property
     def subnet_prefix(self) -> int:
@@ -134,7 +138,7 @@ class InetAddr(NamedTuple):
 
     @property
     def is_any(self) -> bool:
-        return self.ip in _WILDCARDS
+        return self.ip in WILDCARDS
 
     @property
     def is_loopback(self) -> bool:
@@ -184,6 +188,9 @@ class InetAddr(NamedTuple):
         """127.0.0.1 or ::1."""
         return cls(family, _LOOPBACK[family], port)  # type: ignore[index]
 
+
+#: Makes an InetAddr of a tuple with its five fields. The class's own constructor is a function in Python.
+inet_addr: Callable[[tuple[int, bytes, int, int, int]], InetAddr] = partial(tuple.__new__, InetAddr)
 
 #: A parsed address: no name and no text; ports in host order.
 Address: TypeAlias = InetAddr | SockAddrIB
@@ -277,10 +284,12 @@ def parse_address(address: SockAddr) -> Address:
     if not isinstance(address, tuple) or not 2 <= len(address) <= 4 or not isinstance(address[0], str):
         raise TypeError(f"a socket address is (host, port[, flowinfo[, scope_id]]) or SockAddrIB, not {address!r}")
     host: str = address[0]
-    port = _uint(address[1], 0xFFFF, "port")
+    port = address[1]
+    if type(port) is not int or not 0 <= port <= 0xFFFF:
+        port = _uint(port, 0xFFFF, "port")
     if len(address) == 2 and ":" not in host:
         try:
-            return InetAddr(AF_INET, inet_pton(AF_INET, host) if host else _ANY[AF_INET], port)
+            return inet_addr((AF_INET, inet_pton(AF_INET, host) if host else _ANY[AF_INET], port, 0, 0))
         except (OSError, ValueError):
             raise ValueError(f"not a numeric address: {host!r}") from None
     flowinfo = _uint(address[2], 0xFFFFFFFF, "flowinfo") if len(address) > 2 else 0

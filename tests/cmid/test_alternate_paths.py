@@ -11,8 +11,7 @@ import pytest
 
 from rdmacm import CmEventType, CmId, IbOption, OptionLevel, PathFlag
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted
-from rdmacm.proto.cm.events import ConnectReply, Event, PathAnswered
-from rdmacm.proto.cm.messages import REQ
+from rdmacm.proto.cm.messages import APR, REP, REQ
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.provider.cmstate import State
 from rdmacm.soft.ids.ib_cm import IbCmConnector
@@ -31,16 +30,17 @@ def both() -> Iterator[Ends]:
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
-    """The events of the engines."""
-    found: list[Event] = []
-    report = IbCmConnector.connection_event
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The REPs and APRs that the engines have passed on."""
+    found: list[Any] = []
+    for name in ("replied", "path_answered"):
+        report = getattr(IbCmConnector, name)
 
-    def reported(connector: IbCmConnector, event: Event) -> None:
-        found.append(event)
-        report(connector, event)
+        def reported(connector: IbCmConnector, connection: Any, message: Any, report: Any = report) -> None:
+            found.append(message)
+            report(connector, connection, message)
 
-    monkeypatch.setattr(IbCmConnector, "connection_event", reported)
+        monkeypatch.setattr(IbCmConnector, name, reported)
     return found
 
 
@@ -83,27 +83,26 @@ def test_calls_of_a_connection_are_refused(both: Ends) -> None:
 
 
 def test_request_with_an_alternate_path_connects_without_it(
-    both: Ends, events: list[Event], monkeypatch: pytest.MonkeyPatch
+    both: Ends, answers: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = IbCmConnector._request
     monkeypatch.setattr(IbCmConnector, "_request", lambda *args: replace(request(*args), alternate=PATH))
     active, passive = both.connect()
-    (reply,) = (event.reply for event in events if isinstance(event, ConnectReply))
+    (reply,) = answers
+    assert isinstance(reply, REP)
     assert reply.failover_accepted == FailoverAccepted.UNSUPPORTED
     assert passive.route.num_paths == active.route.num_paths == 1
     assert not passive.init_qp_attr(QPState.RTR)[1] & QPAttrMask.ALT_PATH
 
 
-def test_offer_of_the_peer_is_answered_and_the_connection_stays(both: Ends, events: list[Event]) -> None:
+def test_offer_of_the_peer_is_answered_and_the_connection_stays(both: Ends, answers: list[Any]) -> None:
     active, passive = both.connect()
     cm = both.a.provider.host.cm
     comm_id = connection_of(active)
     cm.agent.load_path(comm_id, PATH, both.fabric.now)
-    cm.dispatch()
-    both.fabric.run(lambda: any(isinstance(event, PathAnswered) for event in events), seconds=1)
-    (answered,) = (event for event in events if isinstance(event, PathAnswered))
-    assert answered.apr is not None
-    assert answered.apr.ap_status == ApStatus.UNSUPPORTED
+    both.fabric.run(lambda: len(answers) == 2, seconds=1)
+    assert isinstance(answers[1], APR)
+    assert answers[1].ap_status == ApStatus.UNSUPPORTED
     assert both.b.quiet()
     active.disconnect()
     both.b.event(CmEventType.DISCONNECTED)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from rdmacm import CmEventType, CmTimeoutError, RdmaError
+from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.messages import REP
+from rdmacm.proto.cm.registry import Connections
 from rdmacm.soft.ids.ib_cm import IbCmConnector
 from rdmacm.verbs.enums import QPState
 from support.pair import Ends, ends
@@ -32,18 +34,26 @@ def counts(both: Ends) -> list[dict[str, int]]:
     return [dict(end.host.provider.runtime.errors.counts) for end in (both.a, both.b)]
 
 
-def break_agent(monkeypatch: pytest.MonkeyPatch, both: Ends, method: str, when: Callable[..., bool]) -> None:
-    """From now on, this method of the active side's agent raises after its work, where ``when(*args)`` is true."""
+def break_agent(
+    monkeypatch: pytest.MonkeyPatch,
+    both: Ends,
+    method: str,
+    when: Callable[..., bool] = lambda *_: True,
+    kind: type[Agent | Connections] = Agent,
+) -> None:
+    """From now on, this method of the active side's agent, or of its connections, raises after its work, where
+    ``when(*args)`` is true.
+    """
     agent = both.a.host.provider.host.cm.agent
-    call = getattr(Agent, method)
+    call = getattr(kind, method)
 
-    def raising(self: Agent, *args: Any, **more: Any) -> object:
+    def raising(self: object, *args: Any, **more: Any) -> object:
         found = call(self, *args, **more)
-        if self is agent and when(*args):
+        if self in (agent, agent._connections) and when(*args):
             raise Bug(method)
         return found
 
-    monkeypatch.setattr(Agent, method, raising)
+    monkeypatch.setattr(kind, method, raising)
 
 
 def still_connects(both: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +63,7 @@ def still_connects(both: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_as_a_reply_arrives(both: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     first, _ = both.connect()
-    break_agent(monkeypatch, both, "mad_received", lambda *_: True)
+    break_agent(monkeypatch, both, "add_remote", kind=Connections)
     active, request = both.request()
     request.id.create_qp()
     request.id.accept()
@@ -107,7 +117,7 @@ def test_as_a_timer_fires(both: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_an_established_connection_is_told(both: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     active, passive = both.connect()
     other, _ = both.connect()
-    break_agent(monkeypatch, both, "mad_received", lambda *_: True)
+    break_agent(monkeypatch, both, "of_message", kind=Connections)
     passive.disconnect()
     with both.a.event(CmEventType.DISCONNECTED) as event:
         assert event.id is active
@@ -122,11 +132,11 @@ def test_as_an_established_connection_is_told(both: Ends, monkeypatch: pytest.Mo
 
 
 def test_in_an_event_of_the_connection(both: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(self: IbCmConnector, reply: REP) -> None:
+    def raising(self: IbCmConnector, connection: CmConnection, reply: REP) -> None:
         raise Bug
 
     active, request = both.request()
-    monkeypatch.setattr(IbCmConnector, "_replied", raising)
+    monkeypatch.setattr(IbCmConnector, "replied", raising)
     request.id.create_qp()
     request.id.accept()
     with both.a.event(CmEventType.CONNECT_ERROR) as event:
@@ -158,7 +168,7 @@ def test_in_a_call_that_connects(both: Ends, monkeypatch: pytest.MonkeyPatch) ->
     both.connect()
     agent = both.a.host.provider.host.cm.agent
     before = len(agent)
-    break_agent(monkeypatch, both, "connect", lambda *_: True)
+    break_agent(monkeypatch, both, "connect")
     active = both.a.resolve("10.0.0.2")
     active.create_qp()
     with pytest.raises(Bug):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rdmacm import CmEvent, CmId, EventChannel, PortSpace, capture
+from rdmacm.cmid import acks
 from rdmacm.diagnosis.captures import Capture
 from rdmacm.interrupts.protection import run_finalizers
 from rdmacm.provider.cmstate import State
@@ -79,16 +80,13 @@ def test_two_threads_that_hold_the_locks_of_each_other(monkeypatch: pytest.Monke
     """One acknowledges an event and finalizes an id, the other has the runtime's lock and acknowledges an event."""
     provider: Any = memory_provider(MemoryNetwork(), VirtualClock())
     acknowledging, locked = threading.Event(), threading.Event()
-    acknowledged = CmId._acknowledged
-
     with EventChannel(provider) as channel, CmId(channel) as cmid:
         forgotten = Forgotten(channel)
         for _ in range(2):
             cmid.write_cm_event()
         events: list[CmEvent] = [channel.get_event(1) for _ in range(2)]
 
-        def collecting(self: CmId, thread: int) -> None:
-            acknowledged(self, thread)
+        def collecting() -> None:
             if threading.current_thread() is first:
                 acknowledging.set()
                 assert locked.wait(20)
@@ -100,7 +98,8 @@ def test_two_threads_that_hold_the_locks_of_each_other(monkeypatch: pytest.Monke
                 locked.set()
                 events[1].ack()
 
-        monkeypatch.setattr(CmId, "_acknowledged", collecting)
+        monkeypatch.setattr(acks, "waiters", 1)
+        monkeypatch.setattr(acks, "wake_waiters", collecting)  # called with ACK_LOCK held
         first = threading.Thread(target=events[0].ack, daemon=True)
         second = threading.Thread(target=ack_with_lock, daemon=True)
         for thread in (first, second):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_connected_queue_pairs_exchange_messages(both: Ends, monkeypatch: pytest
     sent: list[REQ] = []
     connect = Agent.connect
 
-    def record(agent: Agent, path: Hashable, request: REQ, now: float, **more: int) -> int:
+    def record(agent: Agent, path: Hashable, request: REQ, now: float, **more: Any) -> int:
         sent.append(request)
         return connect(agent, path, request, now, **more)
 

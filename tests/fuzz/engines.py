@@ -12,8 +12,7 @@ from typing import Any
 from fuzz.harness import Source, target
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.errors import CmStateError, RdmaError
-from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, NetworkError, SidrRequest
+from rdmacm.proto.cm.connection import NetworkError
 from rdmacm.proto.cm.messages import APR, DREQ, MRA, REJ, REP, RTU, SIDR_REP, SIDR_REQ, pack_message, unpack_mad
 from rdmacm.proto.mad import MAD_SIZE, MadAddress
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Operation
@@ -27,6 +26,7 @@ from rdmacm.proto.wire import WireError
 from rdmacm.proto.work import WC, RecvWork, SendWork
 from support import rc
 from support.cm import GUIDS, PATH, SERVICE, communication_ids, is_empty, lap, reply, request
+from support.cm_events import Agent, ConnectReply, ConnectRequest, SidrRequest
 from support.rc import ALL, BASE, RKEY, Pair, packets, send, view
 
 # -- the engine of a reliable connection ---------------------------------------------------------------------------

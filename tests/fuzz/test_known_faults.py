@@ -12,13 +12,13 @@ import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.progress.runtime import Runtime
-from rdmacm.proto.cm.events import ConnectRequest
 from rdmacm.proto.cm.messages import REJ, pack_message, unpack_mad
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH
 from rdmacm.proto.wire import WireError
 from rdmacm.proto.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import MemoryTable
 from support.cm import SERVICE, Scripted, request
+from support.cm_events import ConnectRequest
 from support.rc import (
     ALL,
     BASE,

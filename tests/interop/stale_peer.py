@@ -42,9 +42,9 @@ def main(address: str, port: str, command: str = "") -> None:
             local_qpn=connection.remote_qpn,
         )
         with backend.runtime.lock:
+            before = sum(cm.sent)
             agent.mad_received(pack_message(req, 1), connection.path, backend.runtime.clock())
-            rejections = len(agent.outbox)
-            cm.dispatch()
+            rejections = sum(cm.sent) - before
         backend.runtime.drive(lambda: not agent.machine.questions, PATIENCE)
         print(f"{connection.state.name} rejections at once {rejections} asked {len(agent.machine.questions)}")
 

@@ -9,10 +9,10 @@ import pytest
 from rdmacm.errors import CmStateError
 from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason
 from rdmacm.proto.cm.connection import DropReason
-from rdmacm.proto.cm.events import DisconnectRequested, PathAnswered, PathOffered, PeerQuestion
 from rdmacm.proto.cm.messages import APR, DREQ, LAP, MRA, REJ, RTU, Message, Path
 from rdmacm.proto.cm.states import CONNECTED, CmState
 from support.cm import PATH, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, lap, reply, request
+from support.cm_events import DisconnectRequested, PathAnswered, PathOffered, PeerQuestion
 from support.rows import for_each
 
 

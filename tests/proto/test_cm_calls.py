@@ -11,20 +11,7 @@ import pytest
 
 from rdmacm.errors import CmStateError, RdmaError
 from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
-from rdmacm.proto.cm.connection import DropReason
-from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import (
-    ConnectReply,
-    ConnectRequest,
-    Disconnected,
-    DisconnectRequested,
-    NetworkError,
-    Rejected,
-    SidrReply,
-    SidrRequest,
-    TimewaitExit,
-    Unreachable,
-)
+from rdmacm.proto.cm.connection import DropReason, NetworkError
 from rdmacm.proto.cm.messages import (
     DREP,
     DREQ,
@@ -42,6 +29,18 @@ from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.mad import Mad
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
+from support.cm_events import (
+    Agent,
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Rejected,
+    SidrReply,
+    SidrRequest,
+    TimewaitExit,
+    Unreachable,
+)
 from support.rows import for_each
 
 # -- encodings --------------------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, Disconnected, DisconnectRequested, Established
 from rdmacm.proto.cm.messages import REP, REQ
 from rdmacm.proto.cm.timeouts import seconds
 from support.cm import Scripted, opened
+from support.cm_events import Agent, ConnectReply, ConnectRequest, Disconnected, DisconnectRequested, Established
 from support.pcap_cm import mads as captured
 
 
@@ -18,7 +17,7 @@ class CapturedNumbers:
     """A random source that returns the numbers a kernel drew in a capture."""
 
     def __init__(self, comm_id: int, psn: int) -> None:
-        self.numbers = {32: comm_id, 24: psn}
+        self.numbers = {32: comm_id, 24: psn, 56: psn << 32}  # the last is for a PSN and a transaction id
 
     def getrandbits(self, k: int, /) -> int:
         number, self.numbers[k] = self.numbers[k], self.numbers[k] ^ 1

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.address import AF_IB, Gid, InetAddr, parse_address
+from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, SidrStatus, TransportServiceType
 from rdmacm.proto.cm.messages import (
     APR,
@@ -38,6 +39,7 @@ from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader, user_ca
 from rdmacm.proto.layout import Bits, Bytes, Layout
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.wire import WireError
+from support.cm import established
 from support.pcap_cm import mad_of, mads
 from support.roce_vectors import expand
 from support.rows import for_each
@@ -579,3 +581,25 @@ def test_ip_header_of_an_unknown_version_unpacks() -> None:
     ib = PrivateDataHeader.unpack(expand("00 15 0001{32}"))
     assert (ib.version, ib.ip_version, ib.family) == (0, 1, None)
     assert PrivateDataHeader.unpack(expand("10 40 0001{32}")).version == 0x10
+
+
+def test_messages_of_templates_are_those_of_the_layouts() -> None:
+    pair, active, _ = established()
+    connection = pair.agents[0].connection(active)
+    assert connection is not None
+    assert connection.remote_comm_id is not None
+    assert connection.remote_qpn is not None
+    ids, tid = (active, connection.remote_comm_id), connection.transaction_id
+    connection.dreq_transaction_id = 0x1122334455667788
+    for size in (0, 1, DREQ.PRIVATE_DATA):
+        data = connection.drep_private_data = bytes(range(size))
+        assert outgoing.rtu(connection, data) == pack_message(RTU(*ids, data), tid)
+        assert outgoing.dreq(connection, 9, data) == pack_message(DREQ(*ids, connection.remote_qpn, data), 9)
+        assert outgoing.drep(connection) == pack_message(DREP(*ids, data), connection.dreq_transaction_id)
+    connection.drep_private_data = bytes(DREP.PRIVATE_DATA + 1)
+    with pytest.raises(ValueError, match=r"RTU\.private_data"):
+        outgoing.rtu(connection, bytes(RTU.PRIVATE_DATA + 1))
+    with pytest.raises(ValueError, match=r"DREQ\.private_data"):
+        outgoing.dreq(connection, 9, bytes(DREQ.PRIVATE_DATA + 1))
+    with pytest.raises(ValueError, match=r"DREP\.private_data"):
+        outgoing.drep(connection)

@@ -8,10 +8,10 @@ import pytest
 
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import DropReason
-from rdmacm.proto.cm.events import ConnectRequest, Established, PeerQuestion, Rejected
 from rdmacm.proto.cm.messages import DREP, DREQ, REJ, RTU, pack_message
 from rdmacm.proto.cm.states import CmState
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, reply, request
+from support.cm_events import ConnectRequest, Established, PeerQuestion, Rejected
 from support.rows import for_each
 
 PEER_QPN = 0x33

@@ -9,11 +9,9 @@ import pytest
 
 from rdmacm.errors import CmStateError
 from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason
-from rdmacm.proto.cm.connection import CmConnection
-from rdmacm.proto.cm.events import NetworkError, PeerQuestion
-from rdmacm.proto.cm.machine import PERFORM
+from rdmacm.proto.cm.connection import CmConnection, NetworkError
+from rdmacm.proto.cm.machine import PERFORM, REPORTS, USER_REPORTS
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
-from rdmacm.proto.cm.outgoing import REPORTS
 from rdmacm.proto.cm.states import (
     AWAITING_USER,
     CALLS,
@@ -27,6 +25,7 @@ from rdmacm.proto.cm.states import (
     CmTrigger,
 )
 from support.cm import PATH, SERVICE, Scripted, lap, reply, request
+from support.cm_events import PeerQuestion
 from support.rows import for_each
 
 S, I = CmState, CmTrigger  # noqa: E741
@@ -125,8 +124,11 @@ def test_table_covers_all_states_triggers_and_actions() -> None:
     assert set(ALLOWED) == CALLS
     steps = [step for row in TRANSITIONS.values() for step in row.values() if step is not None]
     assert {action for step in steps for action in step.actions} == set(Action), "every action is used"
-    assert not PERFORM.keys() & REPORTS.keys()
-    assert PERFORM.keys() | REPORTS.keys() == set(Action), "every action is carried out"
+    assert len(PERFORM) + len(REPORTS) + len(USER_REPORTS) == len(Action)
+    assert PERFORM.keys() | REPORTS.keys() | USER_REPORTS.keys() == set(Action), "every action is carried out"
+    for step in steps:
+        reports = [action in PERFORM for action in step.actions if action is not Action.MUTE]
+        assert False not in reports[:-1], "a step reports last, and one thing"
 
 
 def test_every_state_can_be_reached_and_left() -> None:

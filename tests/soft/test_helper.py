@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ class _Mux:
     """A multiplexer with an application that makes progress as often as it is looked at, up to a number."""
 
     deferrals = 0
+    gsi = SimpleNamespace(outbox=SimpleNamespace(wishes=0, may_wait=False))
 
     def __init__(self, limit: int) -> None:
         self._limit, self._count = limit, 0
@@ -82,7 +84,7 @@ class _Mux:
 
 
 def test_it_takes_no_lock_while_the_application_makes_progress() -> None:
-    without_a_lock: Any = object()
+    without_a_lock: Any = SimpleNamespace(waiters=SimpleNamespace(polling=set()))
     for limit, ends in ((1000, True), (8, True), (1, False)):
         mux: Any = _Mux(limit)
         stop: Any = _Stop(checks=6)
@@ -91,6 +93,51 @@ def test_it_takes_no_lock_while_the_application_makes_progress() -> None:
         assert helper._leave_to_application(stop, 0.002, ()) is ends
         assert stop.waits == [0.002, 0.004, 0.008, 0.016, 0.032, 0.04, 0.04][: len(stop.waits)]
         assert len(stop.waits) == {1000: 7, 8: 4, 1: 1}[limit]
+
+
+def test_it_leaves_what_has_arrived_to_a_thread_that_waits() -> None:
+    """A machine that is busy lets that thread run late; both would compete for the interpreter."""
+    runtime: Any = SimpleNamespace(waiters=SimpleNamespace(polling={"a thread"}))
+    mux: Any = _Mux(1)
+    stop: Any = _Stop(checks=6)
+    helper = Helper(runtime, mux, runtime)
+    mux.progress_count  # noqa: B018 (the first look)
+    for _ in range(5):
+        assert helper._leave_to_application(stop, helper._interval, ())
+    assert not helper._leave_to_application(stop, helper._interval, ()), "a signal handler may keep that thread"
+    assert stop.waits == [0.002, 0.004, 0.008, 0.016, 0.032, 0.04]
+
+
+class _Outbox:
+    """Management datagrams: one always waits."""
+
+    may_wait, sends, count = False, 0, 0
+
+    @property
+    def wishes(self) -> int:
+        self.count += 1
+        return self.count
+
+    def __len__(self) -> int:
+        return 1
+
+    def send(self) -> None:
+        self.sends += 1
+
+
+def test_it_sends_what_has_waited_while_the_application_makes_progress() -> None:
+    """The progress of the compiled core alone sends no management datagrams."""
+    mux: Any = _Mux(1000)
+    mux.gsi = SimpleNamespace(outbox=_Outbox())
+    waiters = SimpleNamespace(polling=set())
+    runtime: Any = SimpleNamespace(lock=threading.RLock(), has_more_events=True, waiters=waiters)
+    stop: Any = _Stop(checks=6)
+    nothing: Any = None
+    assert Helper(runtime, mux, nothing)._leave_to_application(stop, 0.002, ())
+    assert stop.waits == [0.002, 0.004, 0.008, 0.01, 0.01, 0.01, 0.01]
+    assert mux.gsi.outbox.sends == 1 + 5, "at the first look it was new; then at each, and at the end"
+    assert not runtime.has_more_events
+    assert not mux.gsi.outbox.may_wait
 
 
 def test_a_program_that_polls_slowly_makes_full_progress() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from rdmacm.address import Gid
-from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, DisconnectRequested, Event, TimewaitExit
+from rdmacm.proto.cm import engine
 from rdmacm.proto.cm.messages import LAP, REP, REQ, Message, Path, pack_message, unpack_message
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.mad import Mad
+from support.cm_events import Agent, ConnectReply, ConnectRequest, DisconnectRequested, Event, TimewaitExit
 
 SERVICE = 0x01061D2F
 GUIDS = (0x0200C0FFFE000201, 0x0200C0FFFE000202)
@@ -159,7 +159,7 @@ class Pair:
         return all(map(is_empty, self.agents))
 
 
-def is_empty(agent: Agent) -> bool:
+def is_empty(agent: engine.Agent) -> bool:
     """Whether nothing is left of any connection."""
     # Entries of ended connections in these indexes show nowhere else.
     return (
@@ -171,9 +171,9 @@ def is_empty(agent: Agent) -> bool:
     )
 
 
-def communication_ids(agent: Agent) -> list[int]:
+def communication_ids(agent: engine.Agent) -> list[int]:
     """The ids of all connections. An application learns them one by one, from its calls and events."""
-    return list(agent._connections._by_id)
+    return list(agent._connections.by_id)
 
 
 def established(pair: Pair | None = None, **fields: Any) -> tuple[Pair, int, int]:

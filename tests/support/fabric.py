@@ -5,14 +5,13 @@ from __future__ import annotations
 from ipaddress import ip_address
 from random import Random
 
-from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, Event
 from rdmacm.proto.mad import GSI_Q_KEY
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing import Fabric, Host
 from support.cm import GUIDS, SERVICE, reply, request
+from support.cm_events import Agent, ConnectReply, ConnectRequest, Event
 from support.roce_packets import BTH, DETH, RocePacket
 
 ENDS = ("10.0.0.1", "10.0.0.2")

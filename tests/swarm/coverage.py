@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
-from rdmacm.proto.cm import states
+from rdmacm.proto.cm import machine, states
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.engine import Agent
@@ -45,7 +45,11 @@ class _Row(dict[Key, Value]):
 
 def record(visited: set[Cell]) -> None:
     """Note in ``visited`` each cell that is used from now on in this process."""
-    for name, table in (("proto/cm", states.TRANSITIONS), ("cmstate", cmstate.TRANSITIONS)):
+    for name, table in (
+        ("proto/cm", states.TRANSITIONS),
+        ("proto/cm", machine.PREPARED),
+        ("cmstate", cmstate.TRANSITIONS),
+    ):
         rows: dict[Any, Any] = table
         for state, row in rows.items():
             rows[state] = _Row(row, (name, state.name), visited)

@@ -507,7 +507,6 @@ class World:
                 "memory regions": sum(len(device._memory) for device in devices if isinstance(device, SoftDevice)),
                 "port numbers": len(server.host.ports._owners),
                 "bound ids": provider.host.bound_ids,
-                "owners of connections": len(provider.host.cm._owners),
                 "listeners": len(provider.host.cm._listeners),
             }
             server.close()

@@ -237,11 +237,12 @@ class Connecting(IdState):
             raise cm_error(
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
-        limits: DeviceAttr = self._bound(step).backend.attr
+        context = self._backend.verbs or self._bound(step)
+        resources, depth = self._depths(param, asked, (context._backend or context.backend).attr, step)
         return ConnParam(  # replace() takes four times as long
             param.private_data,
-            self._within("responder_resources", param, asked, limits.max_qp_rd_atom, step),
-            self._within("initiator_depth", param, asked, limits.max_qp_init_rd_atom, step),
+            resources,
+            depth,
             param.flow_control,
             param.retry_count,
             param.rnr_retry_count,
@@ -250,14 +251,20 @@ class Connecting(IdState):
             param.qkey,
         )
 
-    def _within(self, name: str, param: ConnParam, asked: ConnParam | None, limit: int, step: str) -> int:
-        """A number of READs and atomics, at most ``limit``; MAXIMUM becomes that, or what the peer asked for."""
-        value: int = getattr(param, name)
-        if value == MAXIMUM:
-            return min(limit, getattr(asked, name) if asked else MAXIMUM)
-        if not 0 <= value <= limit:
-            raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
-        return value
+    def _depths(self, param: ConnParam, asked: ConnParam | None, device: DeviceAttr, step: str) -> tuple[int, int]:
+        """The two numbers of READs and atomics. MAXIMUM becomes what the device has, or what the peer asked for."""
+        found = []
+        for name, limit in (
+            ("responder_resources", device.max_qp_rd_atom),
+            ("initiator_depth", device.max_qp_init_rd_atom),
+        ):
+            value: int = getattr(param, name)
+            if value == MAXIMUM:
+                value = min(limit, getattr(asked, name) if asked else MAXIMUM)
+            elif not 0 <= value <= limit:
+                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
+            found.append(value)
+        return found[0], found[1]
 
 
 def _bytes(data: bytes) -> bytes:

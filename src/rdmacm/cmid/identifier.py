@@ -152,21 +152,24 @@ class CmEvent:
 
     def ack(self) -> None:
         """Acknowledge the event, rdma_ack_cm_event(3). More than once does nothing."""
-        with ACK_LOCK:  # the lock itself: entering a Condition takes three times as long
-            if not self._pending:
-                return
-            self._pending = False
-            self._owner._acknowledged(self._thread)
-            if self._join is not None:
-                self._join._acknowledged(self._thread)
-            if acks.waiters:
-                acks.wake_waiters()
+        self.__exit__()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.ack()
+    def __exit__(self, *_: object) -> None:
+        with ACK_LOCK:  # the lock itself: entering a Condition takes three times as long
+            if not self._pending:
+                return
+            self._pending = False
+            owner, thread = self._owner, self._thread
+            owner._events_completed += 1
+            if thread in owner._holders:
+                owner._holders.remove(thread)
+            if self._join is not None:
+                self._join._acknowledged(thread)
+            if acks.waiters:
+                acks.wake_waiters()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._pending and not is_finalizing():
@@ -239,7 +242,8 @@ class EventChannel:
         for a negative timeout.
         """
         if timeout is not None:
-            check_timeout(timeout)
+            if not timeout >= 0:
+                check_timeout(timeout)
         elif not self.blocking:
             timeout = 0
         queued = self._queue.get(timeout)
@@ -325,7 +329,7 @@ class CmId(Resolving, Connecting, Queues):
         provider: str | Provider | None = None,
     ) -> None:
         self._closed = True  # of one that cannot be made
-        ps = member(PortSpace, port_space, "port space", "create_id")
+        ps = port_space if type(port_space) is PortSpace else member(PortSpace, port_space, "port space", "create_id")
         kind = member(QPType, qp_type, "qp_type", "create_id") if qp_type else None
         if kind is None or ps is not PortSpace.IB:  # as in the kernel, the other port spaces leave no choice
             kind = QPType.UD if ps in (PortSpace.UDP, PortSpace.IPOIB) else QPType.RC
@@ -490,7 +494,8 @@ class CmId(Resolving, Connecting, Queues):
             return
         if self._private:
             self._release_event()
-        self._check_holder("destroy_id", "id", hint=_FETCH_HINT)
+        if self._holders:
+            self._check_holder("destroy_id", "id", hint=_FETCH_HINT)
         self._closed = True
         if self._addrinfo is not None and self._addrinfo.lookup is not None:
             self._channel._lookups.cancel(self._addrinfo.lookup)

@@ -28,7 +28,7 @@ _SEND, _READ, _WRITE = WROpcode.SEND, WROpcode.RDMA_READ, WROpcode.RDMA_WRITE
 
 def _default_pd(context: Context) -> PD:
     """The protection domain that the ids of a device share, as in librdmacm."""
-    pds = context.backend.default_pds
+    pds = (context._backend or context.backend).default_pds
     if not pds:
         # Atomic, and so without a lock: in here the garbage collector may close an id, which takes the provider's lock.
         # The first domain counts if two threads make one.
@@ -142,7 +142,9 @@ class Queues(IdState):
         if type(attr) is not QPInitAttr or type(attr.cap) is not QPCap:
             check_kind("init_attr", attr, QPInitAttr, "create_qp")
             check_kind("cap", attr.cap, QPCap, "create_qp")
-        qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        qp_type = attr.qp_type
+        if qp_type is not self.qp_type:
+            qp_type = member(QPType, qp_type, "qp_type", "create_qp")
         if qp_type is not self.qp_type:
             raise cm_error(
                 errno.EINVAL, f"a queue pair of type {qp_type.name} on an id of {self.qp_type.name}", "create_qp"

@@ -66,6 +66,10 @@ class Channel(Protocol):
         """The next event."""
 
 
+#: Not an annotation of the attribute: CmId has the type that users see.
+_NO_EVENT = cast("FetchedEvent | None", None)
+
+
 class IdState(EventOwner):
     """See the module."""
 
@@ -106,7 +110,7 @@ class IdState(EventOwner):
         self.ps: PortSpace = ps
         self.qp_type: QPType = qp_type
         self.context: object = context
-        self._event = cast("FetchedEvent | None", None)  # CmId has the type that users see
+        self._event = _NO_EVENT  # CmId has the type that users see
         self._addrinfo: AddrinfoOutcome | None = None
         self._pd: PD | None = None
         self._qp: QP | None = None
@@ -129,8 +133,11 @@ class IdState(EventOwner):
 
     def _bound(self, call: str) -> Context:
         """The device of the id; EINVAL if it is bound to none."""
-        self._check_alive(call)
-        return self._backend.verbs or self._lacks("is not bound to a device", call, BIND_HINT)
+        context = None if self._closed else self._backend.verbs
+        if context is None:
+            self._check_alive(call)
+            self._lacks("is not bound to a device", call, BIND_HINT)
+        return context
 
     def _lacks(self, what: str, call: str, hint: str) -> NoReturn:
         """Raise the error of an attribute, or of a call that needs it, before the id has it."""

@@ -21,7 +21,7 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import Owner, log
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import Ece
-from rdmacm.provider.idstate import CommonIdState
+from rdmacm.provider.idstate import CommonIdState, no_owner
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import GidType
@@ -41,7 +41,9 @@ class IdState(CommonIdState):
     def __init__(
         self, host: KernelHost, queue: KernelQueue, owner: Owner | None, port_space: int, qp_type: int, number: int
     ) -> None:
-        super().__init__(host.runtime, owner, PortSpace(port_space), qp_type)
+        super().__init__(
+            host.runtime, no_owner if owner is None else weakref.ref(owner), PortSpace(port_space), qp_type
+        )
         self.host = host
         #: Where its events come from.
         self.queue = queue

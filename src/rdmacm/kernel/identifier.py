@@ -265,7 +265,7 @@ class KernelId(IdState):
                 self._pass_option(level, name, data, None)
                 number = struct.unpack(_OPTIONS[option][0], data)[0]
                 known = number if option in (IdOption.TOS, IdOption.ACK_TIMEOUT) else bool(number)
-                setattr(self.options, option.name.lower(), known)
+                self.options = replace(self.options, **{option.name.lower(): known})
             elif level == OptionLevel.IB and name == IbOption.PATH:
                 if not isinstance(value, bytes | bytearray | memoryview):
                     raise cm_error(errno.EINVAL, "IB_PATH takes an array of ibv_path_data", "set_option")
@@ -340,9 +340,7 @@ class KernelId(IdState):
         made = KernelId(self.host, queue, None, self.port_space, self.qp_type, raw.id)
         made.state, made.is_passive, made.is_answered = State.CONNECT, True, False
         made.peer_ece = raw.ece
-        options = self.options
-        made.options.tos, made.options.reuseaddr = options.tos, options.reuseaddr
-        made.options.afonly, made.options.ack_timeout = options.afonly, options.ack_timeout
+        made.options = self.options
         self.host.ids[made.cookie] = made
         queue.ids[made] = None
         try:

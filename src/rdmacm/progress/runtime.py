@@ -154,6 +154,8 @@ class Runtime:
         #: Whether progress consists of reading descriptors that poll readable, so that a thread may sleep without it:
         #: it is woken at once.
         self.only_reads = False
+        #: Whether the caller that has fetched an event has more of them to fetch, and so will be back soon.
+        self.has_more_events = False
         #: When the signal handlers are looked at again, in seconds of ``clock``.
         self._signals_due = 0.0 if self.is_real_time else inf
         #: Descriptors for readers that wait in select(2) or an event loop.

@@ -28,6 +28,9 @@ _SPIN = 0.0002
 #: After a spin that found nothing, the next wait sleeps at once; after two such spins the next 3 waits do, then the
 #: next 7, and so on up to this many.
 _MOST_SKIPPED = 64
+#: A spin that took longer, in seconds, has lost the processor to other work. Had the thread slept, it would have been
+#: woken before that. So waits sleep at once for this many times as long: at most one part in so many is lost.
+_LOST, _PENALTY = 0.001, 32
 #: With one processor: how often a wait yields it to the peer before it sleeps.
 _YIELDS = 8
 
@@ -73,6 +76,8 @@ class Waiters:
         self._is_spinning = False
         #: How many waits sleep without a spin before the next spin, and how many of them have.
         self._skip = self._skipped = 0
+        #: Waits sleep without a spin before, in seconds of the runtime's clock.
+        self._sleeps_until = 0.0
         #: The waiters of threads that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
@@ -173,14 +178,14 @@ class Waiters:
                 self._prepare(waiter)
 
     def _begin_spin(self, *, can_yield: bool) -> bool:
-        """Whether to spin now: not after spins that found nothing. The lock is held.
+        """Whether to spin now: not after spins that found nothing, or lost the processor. The lock is held.
 
         ``can_yield``: whether ``done()`` alone sees what others do while this thread yields the processor to them.
         """
         runtime = self._runtime
         if (self._is_single_processor and not can_yield) or self._is_spinning:
             return False
-        if not runtime.is_real_time or not runtime.in_use:
+        if not runtime.is_real_time or not runtime.in_use or runtime.now < self._sleeps_until:
             return False
         self._skipped += 1
         self._is_spinning = self._skipped > self._skip
@@ -190,17 +195,21 @@ class Waiters:
         """Poll for a moment; returns what ``done()`` returned last. :meth:`_begin_spin` has returned True."""
         runtime = self._runtime
         found = None
+        begun = runtime.now
         try:
             if self._is_single_processor:
                 found = self._yield(done)
             else:
-                until = runtime.now + (_SPIN if timeout is None else min(_SPIN, timeout))
+                until = begun + (_SPIN if timeout is None else min(_SPIN, timeout))
                 while not found and runtime.now < until:  # each poll reads the clock
                     if runtime.poll(result_queue):
                         with runtime.lock:
                             found = done()
         finally:
+            ended = runtime.clock()
             with runtime.lock:
+                if ended - begun > _LOST:
+                    self._sleeps_until = ended + _PENALTY * (ended - begun)
                 self._is_spinning = False
                 self._skipped = 0
                 self._skip = 0 if found else min(2 * self._skip + 1, _MOST_SKIPPED)

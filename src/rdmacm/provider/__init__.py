@@ -247,9 +247,9 @@ class EventQueue(Protocol):
         """Destroy the ids whose events come here, drop the events and release the descriptor."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class IdOptions:
-    """The options of rdma_set_option(3) at level ID; None where the default holds."""
+    """The options of rdma_set_option(3) at level ID; None where the default holds. Replaced by a change."""
 
     #: Type of service, 8 bits: the IP header's, or on InfiniBand the path record's traffic class.
     tos: int | None = None

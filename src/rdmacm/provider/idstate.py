@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rdmacm.address import Address, Gid
@@ -20,6 +19,12 @@ if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
 
 NO_GID = Gid()
+_NO_OPTIONS = IdOptions()
+
+
+def no_owner() -> None:
+    """The owner of an id that a request has made, until the application fetches the request."""
+
 
 #: What to do about a call that the state does not allow.
 _HINTS = {
@@ -33,17 +38,18 @@ _HINTS = {
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class CommonIdState:
-    """See the module. Used with the runtime's lock held. ``api_object`` is None for an id that a request has made."""
+    """See the module. Used with the runtime's lock held."""
 
     runtime: Runtime
-    api_object: InitVar[Owner | None]
+    #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
+    owner: Callable[[], Owner | None]
     #: The port space of the id's port number and service ids.
     port_space: PortSpace
     #: ``enum ibv_qp_type``.
     qp_type: int
     state: State = State.IDLE
     #: The options of rdma_set_option(3).
-    options: IdOptions = field(default_factory=IdOptions)
+    options: IdOptions = _NO_OPTIONS
     #: The source address; None until bound.
     local_addr: Address | None = None
     #: The destination, or the peer of a request.
@@ -63,11 +69,6 @@ class CommonIdState:
     services: tuple[ServiceRecord, ...] = ()
     #: Name, nanoseconds and result of each step taken; the result is formatted only when a user asks for it.
     taken_steps: list[tuple[str, int, object]] = field(default_factory=list)
-    #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
-    owner: Callable[[], Owner | None] = field(init=False)
-
-    def __post_init__(self, api_object: Owner | None) -> None:
-        self.owner = _no_owner if api_object is None else weakref.ref(api_object)
 
     def may(self, trigger: Trigger) -> bool:
         """Whether the state allows ``trigger``."""
@@ -78,7 +79,3 @@ class CommonIdState:
         return CmStateError(
             refusal(self.state), f"not allowed in state {self.state.name}", call, hint=_HINTS.get(self.state)
         )
-
-
-def _no_owner() -> None:
-    """The owner of an id that a request has made, until the application fetches the request."""

@@ -38,9 +38,15 @@ class PathMaker:
         self._link_attributes.clear()
 
     def make(
-        self, lookup: Lookup, src_port: int, *, service_id: int = 0, packet_life_time: int = ROCE_PACKET_LIFETIME
+        self,
+        lookup: Lookup,
+        src_port: int,
+        *,
+        dgid: Gid | None = None,
+        service_id: int = 0,
+        packet_life_time: int = ROCE_PACKET_LIFETIME,
     ) -> PathRecord:
-        """The path record of a finished lookup, as rdma_resolve_route(3) makes it.
+        """The path record of a finished lookup, as rdma_resolve_route(3) makes it. ``dgid``: if it is known already.
 
         Failure (EINVAL) when the MTU is too small for RoCE.
         """
@@ -51,7 +57,7 @@ class PathMaker:
         rate, default_hop_limit = self._link_attributes.get(key) or self._read_link_attributes(key, row.ndev_name)
         flow_label = (source.flowinfo if source is not None else 0) & 0xFFFFF or destination.flowinfo & 0xFFFFF
         return PathRecord(
-            dgid=Gid.from_ip(destination.ip),
+            dgid=dgid or Gid.from_ip(destination.ip),
             sgid=found.row.gid,
             service_id=service_id,
             flow_label=flow_label or (src_port * 31 + destination.port) & 0xFFFFF,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 from socket import AF_INET, AF_INET6
 
-from rdmacm.address import InetAddr
+from rdmacm.address import V4_MAPPED, InetAddr
 from rdmacm.errors import Failure, errno_name
 from rdmacm.net.types import Network, RouteEntry
 from rdmacm.resolution.hosts import HostView, PortView
-
-_V4_MAPPED = bytes(10) + b"\xff\xff"
 
 
 def find_route(
@@ -28,7 +26,7 @@ def find_route(
     """
     given = source.ip if source is not None and not source.is_any else None
     ifindex = pinned_interface(host, destination, given, bound)
-    if destination.is_link_local and not ifindex and not host.owns(destination.ip):
+    if not ifindex and destination.family == AF_INET6 and destination.is_link_local and not host.owns(destination.ip):
         raise _scope_needed(destination)
     if source is not None and given is not None and not source.is_loopback and not host.owns(given):
         raise _not_local(source)
@@ -113,7 +111,7 @@ def _unreachable(host: HostView, destination: InetAddr, ifindex: int, add_route:
         assert host.loopback is not None  # it is up
         family = "IPv4" if destination.family == AF_INET else "IPv6 (sysctl net.ipv6.conf.lo.disable_ipv6=0)"
         return Failure(code, "route", f"{host.loopback.name} has no address {name}", f"enable {family}")
-    if destination.family == AF_INET6 and destination.ip.startswith(_V4_MAPPED):
+    if destination.family == AF_INET6 and destination.ip.startswith(V4_MAPPED):
         return Failure(code, "route", f"{name} is an IPv4-mapped address", "the IPv4 address itself")
     where = f" through {host.interface_name(ifindex)}" if ifindex else ""
     return Failure(code, "route", f"no route to {name}{where}", add_route)

@@ -1,11 +1,11 @@
 """Connection managers: one for all RoCE devices, and one for each InfiniBand port.
 
 The agent (:mod:`rdmacm.proto.cm.engine`) does no input or output. A connection manager sends the agent's MADs over
-QP 1, delivers its events to the owners of the connections, and turns its deadline into a timer. The upper 12 bits of a
+QP 1, passes requests to the listeners' handlers, and turns the agent's deadline into a timer. The upper 12 bits of a
 communication id are the wire's slot, so that replies reach the right process when several share the port.
 
 The agent and the owners of connections raise no exceptions here. If one does all the same, its connection ends,
-with the event Failed, and all others go on.
+its owner is told that it has failed, and all others go on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Hashable
 from enum import Enum
+from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -21,18 +22,9 @@ from rdmacm.errors import errno_name
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import AttributeId
-from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
+from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason, NetworkError
 from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import (
-    ConnectRequest,
-    Event,
-    Failed,
-    NetworkError,
-    PeerQuestion,
-    SidrRequest,
-    TimewaitExit,
-)
-from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
+from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, Message, unpack_mad
 from rdmacm.proto.cm.states import CONNECTED, CmState
 from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
@@ -50,12 +42,6 @@ _REP, _SIDR_REP, _DREQ, _REJ = map(int, (AttributeId.REP, AttributeId.SIDR_REP, 
 #: the number of the queue pair until then.
 _REQUESTED = (CmState.REQ_SENT, CmState.MRA_REQ_RCVD, CmState.REP_RCVD)
 _REPLIES = 4
-#: Those of the messages that are repeated until an answer comes.
-_REPEATED = frozenset(
-    kind & 0xFF for kind in (AttributeId.REQ, AttributeId.REP, AttributeId.DREQ, AttributeId.LAP, AttributeId.SIDR_REQ)
-)
-
-_REQUESTS = (ConnectRequest, SidrRequest)
 #: States in which a connection is established, or was a moment ago.
 _ESTABLISHED = CONNECTED | {CmState.DREQ_SENT, CmState.DREQ_RCVD, CmState.TIMEWAIT}
 
@@ -120,22 +106,17 @@ class Gsi(Protocol):
         """
 
 
-class ConnectionOwner(Protocol):
-    """Gets the events of one connection. Called with the runtime's lock held."""
-
-    def connection_event(self, event: Event) -> None:
-        """The state of the connection has changed."""
-
-
 class RequestHandler(Protocol):
     """Gets the requests for one listener. Called with the runtime's lock held."""
 
-    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
+    def requested(self, connection: CmConnection, cm: ConnectionManager) -> None:
         """A REQ or SIDR_REQ has arrived."""
 
 
 class ConnectionManager:
-    """See the module. Used with the runtime's lock held. ``gsi`` carries its MADs."""
+    """See the module; the :class:`~rdmacm.proto.cm.connection.AgentUser` of its agent. Used with the runtime's lock
+    held. ``gsi`` carries its MADs.
+    """
 
     received: list[int]
     sent: list[int]
@@ -146,14 +127,15 @@ class ConnectionManager:
         self._gsi = gsi
         #: Made with the first listener or connection.
         self._agent: Agent | None = None
-        #: The owner of each connection, by communication id.
-        self._owners: dict[int, ConnectionOwner] = {}
         #: The handler of each listener, and the token of :meth:`Gsi.listen`.
         self._listeners: dict[CmListener, tuple[RequestHandler, object]] = {}
         #: Set for the agent's next deadline, or an earlier one.
         self._timer: Timer | None = None
-        #: Whether :meth:`dispatch` runs: an owner's callback may call it again.
-        self._is_dispatching = False
+        #: Whether QP 1 is sending: the network may report at once that it cannot deliver a request.
+        self._is_sending = False
+        #: See :class:`~rdmacm.proto.cm.connection.AgentUser`.
+        self.hold_qpn = gsi.hold_qpn
+        self.peer_answered = gsi.peer_answered
         #: Messages sent and received, by the low byte of the MAD's attribute id.
         self.sent, self.received = [0] * 256, [0] * 256
         #: Messages that were sent again because no answer came.
@@ -168,6 +150,7 @@ class ConnectionManager:
             random, gsi = self._random, self._gsi
             gsi.open()
             self._agent = Agent(
+                self,
                 random.getrandbits(64),
                 random,
                 id_prefix=gsi.id_prefix,
@@ -215,78 +198,54 @@ class ConnectionManager:
             agent.unlisten(listener)
             while (request := agent.next_request(listener)) is not None:
                 agent.destroy(request.comm_id, self._runtime.clock())
-            self.dispatch()
             self._gsi.unlisten(found[1])
             self._runtime.descriptors_changed()
 
-    def own(self, comm_id: int, owner: ConnectionOwner) -> CmConnection:
-        """Deliver the events of a connection to ``owner`` from now on."""
-        self._owners[comm_id] = owner
-        assert self._agent is not None
-        connection = self._agent.connection(comm_id)
-        assert connection is not None
-        return connection
-
     def leave(self, connection: CmConnection) -> None:
         """End a connection whose id is being destroyed: the peer gets a DREQ or REJ, if one is due."""
-        self._owners.pop(connection.comm_id, None)
+        connection.owner = None
         if self._agent is not None and connection.state is not CmState.IDLE:
             before, now = connection.state, self._runtime.clock()
             self._agent.destroy(connection.comm_id, now)
-            self.dispatch()
             if before in _REQUESTED:
-                self._gsi.hold_qpn(connection.local_qpn, now + _REPLIES * connection.retry_interval)
-            elif before is not CmState.TIMEWAIT:
-                self.hold_qpn(connection)
+                self.hold_qpn(connection.local_qpn, now + _REPLIES * connection.retry_interval)
 
-    def hold_qpn(self, connection: CmConnection) -> None:
-        """Keep the queue pair number of a connection in TIMEWAIT from being used again."""
-        if connection.state is CmState.TIMEWAIT and connection.deadline is not None:
-            self._gsi.hold_qpn(connection.local_qpn, connection.deadline)
+    # -- for the agent --------------------------------------------------------------------------------
 
-    def dispatch(self) -> None:
-        """Send the agent's MADs, deliver its events, and set the timer for its deadline."""
-        agent = self._agent
-        if agent is None or self._is_dispatching:
-            return
-        if agent.outbox or agent.pending_events or agent.answers:
-            self._is_dispatching = True
-            try:
-                while agent.outbox or agent.pending_events or agent.answers:
-                    self._send_and_deliver(agent)
-            finally:
-                self._is_dispatching = False
-        # Nearly always an earlier timer is set; then the next deadline need not be looked up.
-        if self._timer is None or agent.timers.earliest < self._timer.when:
-            self._set_timer(agent.next_deadline())
+    def send(self, path: Hashable, mad: bytes) -> None:
+        self.sent[mad[_ATTRIBUTE_ID]] += 1
+        if log.enabled:
+            _log_message("to", mad, path)
+        self._is_sending = True
+        try:
+            self._gsi.send_mad(path, mad)
+        except Exception as error:
+            self._runtime.errors.report("gsi", "a management datagram is lost", error)
+        finally:
+            self._is_sending = False
 
-    def _send_and_deliver(self, agent: Agent) -> None:
-        if agent.outbox:
-            send_mad, sent = self._gsi.send_mad, self.sent
-            for path, mad in agent.mads_to_send():
-                sent[mad[_ATTRIBUTE_ID]] += 1
-                if log.enabled:
-                    _log_message("to", mad, path)
-                try:
-                    send_mad(path, mad)
-                except Exception as error:
-                    self._runtime.errors.report("gsi", "a management datagram is lost", error)
-        if agent.pending_events:
-            for event in agent.events():
-                try:
-                    self._deliver(agent, event)
-                except Exception as error:
-                    self._end(agent, agent.connection(event.comm_id), error)
-        while agent.answers:
-            agent.answers -= 1
-            self._gsi.peer_answered()
-
-    def _set_timer(self, deadline: float | None) -> None:
-        """Set the timer for ``deadline``. An earlier timer stays: when it fires, it sets one for the new deadline."""
-        if deadline is not None and (self._timer is None or deadline < self._timer.when):
+    def wake_at(self, when: float) -> None:
+        """An earlier timer stays: when it fires, the agent asks for one for its next deadline."""
+        if self._timer is None or when < self._timer.when:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._runtime.call_at(deadline, self._time)
+            self._timer = self._runtime.call_at(when, self._time)
+
+    def requested(self, connection: CmConnection, _: Message) -> None:
+        assert connection.listener is not None
+        self._listeners[connection.listener][0].requested(connection, self)
+
+    def peer_questioned(self, connection: CmConnection, _: Message | None) -> None:
+        if self._agent is not None:
+            activity = self._gsi.ask_peer(connection.local_qpn)
+            self._agent.peer_activity(connection.comm_id, activity, self._runtime.clock())
+
+    def raised(self, connection: CmConnection, error: Exception) -> None:
+        """What has been done for a connection has raised an exception, which ends it."""
+        if self._agent is not None:
+            self._end(self._agent, connection, error)
+
+    # -- events of QP 1 and of time -------------------------------------------------------------------
 
     def _time(self, now: float) -> None:
         self._timer = None
@@ -297,13 +256,10 @@ class ConnectionManager:
                 agent.timer(now)
             except Exception as error:
                 self._end(agent, agent.machine.stepping, error)
-            self.retries += sum(mad[_ATTRIBUTE_ID] in _REPEATED for _, mad in agent.outbox)
-            self.dispatch()
 
     def _ask_peers(self) -> None:
         if self._agent is not None:
-            self.retries += self._agent.ask_peers()
-            self.dispatch()
+            self._agent.ask_peers()
 
     def _triage(self, mad: memoryview) -> Triage:
         """Drop a message that names no connection before its ICRC is checked and its fields are unpacked."""
@@ -325,20 +281,24 @@ class ConnectionManager:
     def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
         agent = self._agent
         if agent is not None:
+            if log.enabled:
+                _log_message("from", mad, path)
             agent.machine.stepping = None
             try:
                 dropped = agent.mad_received(mad, path, now)
                 if dropped is not DropReason.MALFORMED:
                     self.received[mad[_ATTRIBUTE_ID]] += 1
-                if log.enabled:
-                    _log_message("from", mad, path, dropped)
+                if dropped is not None and log.enabled:
+                    log.CM.debug("from %s: dropped: %s", path, dropped.value)
             except Exception as error:
                 self._end(agent, agent.machine.stepping or _addressed(agent, mad, path), error)
-            self.dispatch()
 
     def _undelivered(
         self, comm_id: int, transaction_id: int, is_path: Callable[[Any], bool], error: NetworkError, now: float
     ) -> None:
+        if self._is_sending:  # the agent's step that sends is not over
+            self._runtime.call_at(now, partial(self._undelivered, comm_id, transaction_id, is_path, error))
+            return
         if log.enabled:
             log.CM.debug("not delivered: local id 0x%08x: %s", comm_id, errno_name(error.errno))
         agent = self._agent
@@ -348,12 +308,6 @@ class ConnectionManager:
                 agent.unreachable(comm_id, transaction_id, is_path, error, now)
             except Exception as raised:
                 self._end(agent, agent.machine.stepping, raised)
-            self.dispatch()
-
-    def failed(self, comm_id: int, error: Exception) -> None:
-        """What has been done for a connection has raised an exception, which ends it."""
-        if self._agent is not None:
-            self._end(self._agent, self._agent.connection(comm_id), error)
 
     def _end(self, agent: Agent, connection: CmConnection | None, error: Exception) -> None:
         """End the connection that an exception belongs to; None if it belongs to none."""
@@ -364,10 +318,9 @@ class ConnectionManager:
         comm_id = connection.comm_id
         errors.report("connection", f"the connection with communication id 0x{comm_id:08x} has ended", error)
         was_established = connection.state in _ESTABLISHED
-        owner = self._owners.pop(comm_id, None)
+        owner, connection.owner = connection.owner, None
         try:
             agent.destroy(comm_id, self._runtime.clock())
-            self.hold_qpn(connection)
         except Exception as second:
             errors.report("connection", f"the peer of 0x{comm_id:08x} is not told", second)
             if connection.listener is not None:
@@ -375,7 +328,7 @@ class ConnectionManager:
             agent.forget(connection)
         if owner is not None:
             try:
-                owner.connection_event(Failed(comm_id, was_established))
+                owner.failed(connection, was_established)
             except Exception as second:
                 errors.report("connection", f"the end of 0x{comm_id:08x} is not reported", second)
 
@@ -384,42 +337,17 @@ class ConnectionManager:
         if self._agent is not None and self._agent.machine.stepping is not None:
             self._agent.forget(self._agent.machine.stepping)
 
-    def _deliver(self, agent: Agent, event: Event) -> None:
-        kind = type(event)
-        if kind is ConnectRequest or kind is SidrRequest:
-            assert isinstance(event, _REQUESTS)
-            found = self._listeners.get(event.listener)
-            if found is not None:
-                found[0].requested(event, self)
-            else:  # the listener was destroyed while the event was queued
-                agent.destroy(event.comm_id, self._runtime.clock())
-            return
-        if kind is PeerQuestion:
-            connection = agent.connection(event.comm_id)
-            if connection is not None:
-                activity = self._gsi.ask_peer(connection.local_qpn)
-                agent.peer_activity(event.comm_id, activity, self._runtime.clock())
-            return
-        if kind is TimewaitExit:
-            owner = self._owners.pop(event.comm_id, None)
-        else:
-            owner = self._owners.get(event.comm_id)
-            connection = agent.connection(event.comm_id)
-            if connection is not None and connection.state is CmState.TIMEWAIT:
-                self.hold_qpn(connection)
-        if owner is not None:
-            owner.connection_event(event)
-
     def close(self) -> None:
         """Drop every connection and listener, without notifying the peers."""
         self._closed_drops = self.dropped
-        self._agent = None
-        self._owners.clear()
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
         self._listeners.clear()
         self._timer = None
 
 
-def _log_message(verb: str, mad: Buffer, path: Hashable, dropped: DropReason | None = None) -> None:
+def _log_message(verb: str, mad: Buffer, path: Hashable) -> None:
     try:
         message, _ = unpack_mad(mad)
     except WireError as error:
@@ -431,8 +359,6 @@ def _log_message(verb: str, mad: Buffer, path: Hashable, dropped: DropReason | N
         words.append(f"service 0x{message.service_id:x}")
     elif isinstance(message, REJ):
         words.append(f"reason {message.reason}")
-    if dropped is not None:
-        words.append(f"dropped: {dropped.value}")
     log.CM.debug("%s %s: %s %s", verb, path, type(message).__name__, ", ".join(words))
 
 

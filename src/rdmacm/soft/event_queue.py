@@ -13,6 +13,9 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.provider import Owner, QueuedEvent
 from rdmacm.provider.multicast import GroupJoin
 
+#: Events that were taken are removed once there are so many more of them than of others.
+_MOST_TAKEN = 64
+
 
 class QueueMember(Protocol):
     """An id that posts its events to a queue."""
@@ -34,9 +37,15 @@ class SoftQueue:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        #: Oldest first.
+        #: Oldest first, with some that were taken.
         self._events: deque[QueuedEvent | PendingRequest] = deque()
+        #: The events of each owner that has any, oldest first. An event that is not in here was taken.
+        self._of: dict[object, list[QueuedEvent | PendingRequest]] = {}
+        #: How many were taken and are still in ``_events``.
+        self._taken = 0
         self._pollable = runtime.pollable()
+        #: Whether somebody has asked for the descriptor.
+        self._is_polled = False
         self._closed = False
         #: Called after an event is added.
         self.notify: Callable[[], None] | None = None
@@ -52,7 +61,13 @@ class SoftQueue:
         if self._closed:
             return
         self._events.append(event)
-        self._pollable.signal(True)
+        own = self._of.get(event.owner)
+        if own is None:
+            self._of[event.owner] = [event]
+        else:
+            own.append(event)
+        if self._is_polled:
+            self._pollable.signal(True)
         waiters = self._runtime.waiters
         if waiters.polling:
             waiters.wake()
@@ -62,38 +77,49 @@ class SoftQueue:
     def has(self, owner: object, kind: CmEventType) -> bool:
         """Whether an event of a kind is queued for an owner."""
         with self._runtime.lock:
-            return any(
-                event.owner is owner and event.type is kind for event in self._events if isinstance(event, QueuedEvent)
-            )
+            return any(isinstance(event, QueuedEvent) and event.type is kind for event in self._of.get(owner, ()))
 
     @property
     def ready(self) -> bool:
         """Whether there is an event to fetch."""
-        return bool(self._events)
+        return bool(self._of)
 
     def take(self, owner: object) -> list[QueuedEvent]:
-        if not self._events:  # as nearly always: nobody posts for an id that is being destroyed
+        if owner not in self._of:  # as nearly always: nobody posts for an id that is being destroyed
             return []
         return [event for event in self.take_all(owner) if isinstance(event, QueuedEvent)]
 
     def drop_join(self, join: GroupJoin) -> None:
         """Remove the events of a join of a multicast group."""
         with self._runtime.lock:
-            kept = deque(e for e in self._events if isinstance(e, PendingRequest) or e.join is not join)
-            if len(kept) != len(self._events):
-                self._events = kept
-                self._pollable.signal(bool(kept))
+            for owner, own in list(self._of.items()):
+                kept = [event for event in own if isinstance(event, PendingRequest) or event.join is not join]
+                if len(kept) != len(own):
+                    self._replace(owner, own, kept)
 
     def take_all(self, owner: object) -> list[QueuedEvent | PendingRequest]:
         """As :meth:`take`, with the requests that have no id yet."""
         with self._runtime.lock:
-            if not self._events:
+            own = self._of.get(owner)
+            if own is None:
                 return []
-            taken = [event for event in self._events if event.owner is owner]
-            if taken:
-                self._events = deque(event for event in self._events if event.owner is not owner)
-                self._pollable.signal(bool(self._events))
-            return taken
+            self._replace(owner, own, [])
+            return own
+
+    def _replace(
+        self, owner: object, own: list[QueuedEvent | PendingRequest], kept: list[QueuedEvent | PendingRequest]
+    ) -> None:
+        """Take those of an owner's events that are not kept. They are not looked for among those of all owners."""
+        self._taken += len(own) - len(kept)
+        if kept:
+            self._of[owner] = kept
+        else:
+            del self._of[owner]
+        if self._taken > _MOST_TAKEN + len(self._events) // 2:
+            left = {id(event) for events in self._of.values() for event in events}
+            self._events = deque(event for event in self._events if id(event) in left)
+            self._taken = 0
+        self._pollable.signal(bool(self._of))
 
     def get(self, timeout: float | None) -> QueuedEvent | None:
         runtime = self._runtime
@@ -111,20 +137,31 @@ class SoftQueue:
         found: QueuedEvent | None = None
         while self._events:
             event = self._events.popleft()
+            own = self._of.get(event.owner)
+            if own is None or own[0] is not event:
+                self._taken -= 1
+                continue
+            if len(own) > 1:
+                del own[0]
+            else:
+                del self._of[event.owner]
             found = event if isinstance(event, QueuedEvent) else event.take()
             if found is not None:
                 found.owner._reported()  # under the lock: a thread that destroys the id counts it or discards it
                 if found.join is not None:
                     found.join._reported()
                 break
-        self._pollable.signal(bool(self._events))
+        more = self._runtime.has_more_events = bool(self._of)
+        if self._is_polled:
+            self._pollable.signal(more)
         return found
 
     def fileno(self) -> int:
         with self._runtime.lock:
             if self._closed:
                 return -1
-            return self._pollable.fileno(bool(self._events))
+            self._is_polled = True
+            return self._pollable.fileno(bool(self._of))
 
     def close(self) -> None:
         with self._runtime.lock:
@@ -134,6 +171,7 @@ class SoftQueue:
                 waiting.destroy()
             self._closed = True
             self._events.clear()
+            self._of.clear()
             self._pollable.close()
             self._runtime.waiters.wake()
         self._runtime.release(self)

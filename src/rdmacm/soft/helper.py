@@ -1,15 +1,20 @@
 """The helper thread, which serves peers while the application neither waits nor polls.
 
 One-sided operations, retransmissions and connection requests need an answer even if the application is busy. With the
-compiled core a thread of the core answers the usual packets of queue pairs; the helper has the rest. The helper
-waits for descriptors and timers like any waiting thread. When something arrives, it first gives the application a grace
+compiled core a thread of the core answers the usual packets of queue pairs; the helper has the rest. The helper waits
+for descriptors and timers like any waiting thread. When something arrives, it first gives the application a grace
 period to handle it. As long as the application makes progress, the helper checks at growing intervals, so that it does
-not compete with the application for the interpreter. In an idle process it sleeps. After the grace period it also takes
-the requests that this process had left to other processes of the host, if none of them has.
+not compete with the application for the interpreter. It does so, too, while a thread of the application waits: what has
+arrived has woken that thread, which needs a processor or the interpreter, and the helper would take them from it. A
+thread that does nothing for 0.1 s may be in a signal handler, so then the helper takes over. In an idle process it
+sleeps. After the grace period it also takes the requests that this process had left to other processes of the host, if
+none of them has.
 
 A caller may defer ACKs to its next call (:meth:`QPMultiplexer.progress`), which may never come. So ACKs are deferred
 only while the helper checks at short intervals, which it does when callers have deferred any; it then sends those whose
-caller has not come back. The thread of the compiled core does this for the connections of the core.
+caller has not come back. The thread of the compiled core does this for the connections of the core. In the same way
+management datagrams wait only while the helper checks every 10 ms; it then sends those that have waited since the last
+check.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ HELPER_THREAD = "rdmacm-progress"
 
 #: Seconds. The time that the application gets to handle what has arrived.
 _GRACE = 0.002
+#: Seconds. The interval between two checks while management datagrams may wait.
+_MAD_INTERVAL = 0.01
 #: Seconds. The longest interval between two checks while the application makes progress; the first is the grace period.
 _LONGEST_INTERVAL = 0.04
 
@@ -53,6 +60,8 @@ class Helper:
         self._waiter: Waiter | None = None
         #: Seconds to the next check whether the application makes progress.
         self._interval = _GRACE
+        #: How often management datagrams had been sent at the last look at those that wait.
+        self._sends_seen = -1
         #: The last thread that was started.
         self._thread: threading.Thread | None = None
 
@@ -130,7 +139,7 @@ class Helper:
             if self._statistics.serve():
                 continue
             if mux.progress_count != seen or not serving:
-                interval = self._interval if mux.progress_count != seen else _GRACE
+                interval = self._interval if mux.progress_count != seen or runtime.waiters.polling else _GRACE
                 serving = False
                 if self._leave_to_application(stop, interval, unread):
                     seen = mux.progress_count
@@ -144,31 +153,60 @@ class Helper:
                     seen, serving = mux.progress_count, True
 
     def _leave_to_application(self, stop: threading.Event, interval: float, unread: Sequence[int]) -> bool:
-        """Wait while the application makes progress. False if it has made none, and so this thread has to.
+        """Wait while the application makes progress. False if it makes none, and so this thread has to.
 
         As long as it makes progress, this thread does not wait for the lock: the application would make a system call
         each time that it releases it, and the two would compete for the interpreter. ``unread`` are the descriptors of
         requests that are left to other processes.
         """
-        mux = self._mux
-        deferrals, has_made_progress = mux.deferrals, False
+        mux, outbox = self._mux, self._mux.gsi.outbox
+        deferrals, wishes, has_made_progress = mux.deferrals, outbox.wishes, False
         requests = select.poll()
         for fd in unread:
             requests.register(fd, select.POLLIN)
-        while True:
-            seen = mux.progress_count
-            if stop.wait(interval):
-                return True
-            left = False
-            if requests.poll(0):
-                with self._runtime.lock:
-                    left = mux.wire.resume_requests()
-            if left or mux.progress_count == seen:
-                return has_made_progress and not left
-            has_made_progress = True
-            interval = self._interval = min(2 * interval, _LONGEST_INTERVAL)
-            if mux.deferrals != deferrals:
-                deferrals, interval = self._permit_deferring(stop), _GRACE
+        try:
+            while True:
+                seen = mux.progress_count
+                if stop.wait(interval):
+                    return True
+                left = False
+                if requests.poll(0):
+                    with self._runtime.lock:
+                        left = mux.wire.resume_requests()
+                if left:
+                    return False
+                if mux.progress_count == seen:
+                    if interval >= _LONGEST_INTERVAL or not self._runtime.waiters.polling:
+                        return has_made_progress
+                    self._interval = min(2 * interval, _LONGEST_INTERVAL)
+                    return True
+                has_made_progress = True
+                interval = self._interval = min(2 * interval, _LONGEST_INTERVAL)
+                if outbox.wishes != wishes:
+                    wishes, outbox.may_wait, interval = outbox.wishes, True, min(interval, _MAD_INTERVAL)
+                    self._send_old()
+                elif outbox.may_wait:
+                    self._stop_waiting()
+                if mux.deferrals != deferrals:
+                    deferrals, interval = self._permit_deferring(stop), _GRACE
+        finally:
+            if outbox.may_wait:
+                self._stop_waiting()
+
+    def _send_old(self) -> None:
+        """Send the management datagrams if they have waited since the last call. As a rule it takes no lock."""
+        outbox = self._mux.gsi.outbox
+        if outbox and outbox.sends == self._sends_seen:
+            with self._runtime.lock:
+                self._runtime.has_more_events = False  # its caller may not be back for long
+                outbox.send()
+        self._sends_seen = outbox.sends
+
+    def _stop_waiting(self) -> None:
+        """From now on no management datagram waits."""
+        with self._runtime.lock:
+            self._mux.gsi.outbox.may_wait = False
+            self._mux.gsi.outbox.send()
 
     def _permit_deferring(self, stop: threading.Event) -> int:
         """Let callers defer ACKs as long as they come back within the grace period.
@@ -182,6 +220,7 @@ class Helper:
             mux.may_defer_acks = True
             if stop.wait(_GRACE):
                 break
+            self._send_old()
             with runtime.lock:
                 if mux.wire.resume_requests():
                     break

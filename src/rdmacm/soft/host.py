@@ -140,7 +140,8 @@ class SoftHost:
 
     def ip_view(self) -> HostView:
         """As :meth:`view`, with the addresses of IPoIB interfaces on their InfiniBand ports."""
-        return self._with_infiniband(self.view())
+        view = self.view()
+        return self._with_infiniband(view) if view.ipoib else view
 
     def last_ip_view(self) -> HostView:
         """As :meth:`last_view`, with the addresses of IPoIB interfaces on their InfiniBand ports."""
@@ -255,8 +256,8 @@ class SoftHost:
         """An id has been bound to a port. Returns the context that all ids share that are bound to that device, under
         its present name.
         """
-        self._bound.setdefault(view.key, {})[bound] = None
         index, name = view.device.index, view.device.name
+        self._bound.setdefault((index, view.port.port_num), {})[bound] = None
         context = self._contexts.get((index, name))
         if context is None:
             context = Context(name, partial(self.device, index), partial(self.open_device, index), shared=True)
@@ -265,7 +266,7 @@ class SoftHost:
 
     def detach(self, bound: BoundId, view: PortView) -> None:
         """Undo :meth:`attach`."""
-        key = view.key
+        key = view.device.index, view.port.port_num
         ids = self._bound.get(key)
         if ids is not None:
             ids.pop(bound, None)

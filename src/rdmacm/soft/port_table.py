@@ -401,7 +401,7 @@ class PortTable:
 
         On failure, the ranges are unlocked again, unless the owner had them locked before (``is_held``).
         """
-        fd = self._file()
+        fd = self._fd if self._fd >= 0 else self._file()
         kind = (fcntl.LOCK_SH if owner.reuseaddr else fcntl.LOCK_EX) | fcntl.LOCK_NB
         ranges = owner.ranges()
         for count, (start, length) in enumerate(ranges):

@@ -139,7 +139,8 @@ class SoftProvider:
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
-        self.runtime.check_fork("create_id")
+        if self.runtime.abandoned:
+            self.runtime.check_fork("create_id")
         assert isinstance(queue, SoftQueue)
         return SoftId(self.host, queue, owner, port_space, qp_type)
 

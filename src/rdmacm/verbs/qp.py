@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from rdmacm.address import Gid, is_multicast
@@ -13,7 +14,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
-from rdmacm.verbs.backend import QPBackend
+from rdmacm.verbs.backend import DeviceBackend, QPBackend
 from rdmacm.verbs.checks import check_caps, check_kind, check_number, check_tables, check_values, flags, member
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
@@ -152,22 +153,27 @@ class QP(Resource):
         if type(init_attr) is not QPInitAttr:
             check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         attr = self._init_attr = init_attr.copy()
-        attr.qp_type = self.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        if type(attr.qp_type) is not QPType:
+            attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        self.qp_type = attr.qp_type
         if attr.qp_type not in REQUIRED_OPERANDS:
             raise absent(Feature.of_type(attr.qp_type), "create_qp")
-        domain = _domain(creator, init_attr, self.qp_type)
+        if type(creator) is PD and type(init_attr) is QPInitAttr and attr.qp_type not in _XRC:
+            domain: PD | XRCD = creator
+        else:
+            domain = _domain(creator, init_attr, self.qp_type)
         # Typed as a PD, because a queue pair of any other type than XRC_RECV has one.
         pd = domain if isinstance(domain, PD) else None
         self.pd: PD = pd  # type: ignore[assignment]
         xrcd = self.xrcd = domain if isinstance(domain, XRCD) else None
         context = self._context = domain.context
-        device = context.backend
+        device = context._backend or context.backend
         self._is_iwarp = device.transport_type is TransportType.IWARP
-        scq, rcq, srq = _check_queues(attr, context)
+        scq, rcq, srq = _check_queues(attr, context, device)
         check_caps(attr.cap, device.attr, with_receives=rcq is not None and srq is None)
         if rcq is None or srq is not None:
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0
-        needs = tuple([part for part in (domain, scq, None if rcq is scq else rcq, srq) if part is not None])
+        needs = tuple(filter(None, (domain, scq, None if rcq is scq else rcq, srq)))
         queues = (
             None if scq is None else scq.backend,
             None if rcq is None else rcq.backend,
@@ -177,7 +183,7 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp",
             needs,
-            lambda: device.create_qp(key, attr.qp_type, attr.cap, bool(attr.sq_sig_all), *queues, self._send_ops()),
+            partial(device.create_qp, key, attr.qp_type, attr.cap, bool(attr.sq_sig_all), *queues, self._send_ops()),
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
         self.qp_num: int = self.backend.qp_num
@@ -502,7 +508,7 @@ def _domain(creator: PD | Context, init_attr: QPInitAttr, qp_type: QPType) -> PD
     return creator
 
 
-def _check_queues(attr: QPInitAttr, context: Context) -> tuple[CQ | None, CQ | None, SRQ | None]:
+def _check_queues(attr: QPInitAttr, context: Context, device: DeviceBackend) -> tuple[CQ | None, CQ | None, SRQ | None]:
     """The queues that a queue pair uses: all that its type has. The others are taken out of ``attr``."""
     qp_type = attr.qp_type
     if qp_type in _XRC:
@@ -516,7 +522,6 @@ def _check_queues(attr: QPInitAttr, context: Context) -> tuple[CQ | None, CQ | N
     elif attr.scq is None or attr.rcq is None:
         raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
     scq, rcq, srq = attr.scq, attr.rcq, attr.srq
-    device = context.backend
     try:
         for other in (scq, rcq, srq):
             if other is not None and other.context is not context and other.context.backend is not device:

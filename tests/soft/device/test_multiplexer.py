@@ -91,6 +91,37 @@ def test_held_numbers_are_removed_when_their_time_is_over(pair: Pair) -> None:
     assert min(until for until in sorted(mux._held.values())[-199:]) > pair.clock.now
 
 
+@pytest.mark.parametrize(("rate", "slots"), [(6_640, 2), (20_000, 3)])
+def test_numbers_suffice_for_many_connections_a_second(
+    pair: Pair, rate: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number is held for a TIMEWAIT of half a second, and finding one takes a few steps."""
+    mux, random_bits, sweep = pair.a.mux, pair.a.mux.random.getrandbits, pair.a.mux._sweep
+    steps, held, cq = 0, dict[int, float](), pair.a.cq()
+
+    def draw(bits: int) -> int:
+        nonlocal steps
+        steps += 1
+        return random_bits(bits)
+
+    def counted_sweep(now: float) -> None:
+        nonlocal steps
+        steps += len(mux._held)
+        sweep(now)
+
+    monkeypatch.setattr(mux.random, "getrandbits", draw)
+    monkeypatch.setattr(mux, "_sweep", counted_sweep)
+    for _ in range(rate):
+        qp = pair.a.qp(cq)
+        assert held.get(qp.qp_num, 0.0) <= pair.clock.now
+        held[qp.qp_num] = pair.clock.now + 0.5
+        mux.hold_qpn(qp.qp_num, held[qp.qp_num])
+        qp.destroy()
+        pair.clock.now += 1 / rate
+    assert len(mux.wire.slots) == slots
+    assert steps < 20 * rate
+
+
 def test_slot_is_claimed_when_numbers_run_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SLOT_QPNS", 3)
     qps = [pair.a.qp() for _ in range(3)]
@@ -301,8 +332,8 @@ def test_timers_and_descriptors_alone_finish_all_transfers(pair: Pair) -> None:
 )
 def test_mad_is_delivered(pair: Pair, path: WirePath) -> None:
     heard = record_mads(pair)
-    assert pair.a.mux.gsi.send_mad(path, MAD)
-    assert pair.a.mux.gsi.send_mad(path, MAD[::-1], 8)
+    pair.a.mux.gsi.send_mad(path, MAD)
+    pair.a.mux.gsi.send_mad(path, MAD[::-1], 8)
     pair.settle()
     back = WirePath(path.remote, path.local)
     assert heard == [(MAD, back, pair.clock.now), (MAD[::-1], back, pair.clock.now)]

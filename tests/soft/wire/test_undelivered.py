@@ -221,22 +221,40 @@ class TestGroup:
         assert not heir(Server.counters)
 
 
-def test_system_that_reports_nothing(wire: UdpWire, monkeypatch: pytest.MonkeyPatch) -> None:
+class Refusing(socket.socket):
+    """Sends nothing."""
+
+    calls = 0
+
+    def sendmsg(self, *_: object) -> int:
+        self.calls += 1
+        raise OSError(errno.EHOSTUNREACH, "")
+
+
+@pytest.fixture
+def refusing(wire: UdpWire) -> Iterator[Refusing]:
+    """The socket that the wire sends from."""
+    before = wire._out.sockets[0]
+    with Refusing(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        wire._out.sockets[0] = sock
+        yield sock
+        wire._out.sockets[0] = before
+
+
+def test_system_that_reports_nothing(
+    wire: UdpWire, refusing: Refusing, reports: list[Undelivered], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rdmacm.soft.wire.sockets.REPORTS_ERRORS", False)
-
-    class Refusing(socket.socket):
-        calls = 0
-
-        def sendmsg(self, *_: object) -> int:
-            Refusing.calls += 1
-            raise OSError(errno.EHOSTUNREACH, "")
-
-    refusing = Refusing(socket.AF_INET, socket.SOCK_DGRAM)
-    before, wire._out.sockets[0] = wire._out.sockets[0], refusing
-    reports: list[Undelivered] = []
-    wire.on_undelivered = reports.append
     assert not wire.send(wire.route(HERE), (request(wire.slot), bytes(4)))
-    assert (Refusing.calls, reports) == (1, [])
+    assert (refusing.calls, reports) == (1, [])
     assert wire.counters == {"EHOSTUNREACH": 1}
-    wire._out.sockets[0] = before
-    refusing.close()
+
+
+@pytest.mark.usefixtures("refusing")
+def test_train_that_is_refused_is_a_report_of_each_request(wire: UdpWire, reports: list[Undelivered]) -> None:
+    train = [request(wire.slot), bytes(4), request(wire.slot, AttributeId.RTU), bytes(4), request(wire.slot), bytes(4)]
+    assert not wire.send(wire.route(HERE), train, 280)
+    packets = [train[0] + bytes(4), train[4] + bytes(4)]
+    assert reports == [Undelivered(each, packed("127.0.0.1"), errno.EHOSTUNREACH, b"") for each in packets]
+    assert wire.counters == {"EHOSTUNREACH": 1}
+    assert wire.traffic["send_err"] == 3

@@ -111,6 +111,8 @@ class Admission(Generic[T]):
 
     def __init__(self, salt: bytes) -> None:
         self._permits = Permits(PERMITS, RATE)
+        #: A peer has answered the REP: it gives back its permit.
+        self.answered = self._permits.give_back
         self._small_permits = Permits(_SMALL_PERMITS, _SMALL_RATE)
         #: The requests that wait, with their keys, by number. Below, the numbers of those that were seen before, and of
         #: the others.
@@ -176,10 +178,6 @@ class Admission(Generic[T]):
         key, request = self._requests.pop(number)
         del self._numbers[key]
         return request
-
-    def answered(self) -> None:
-        """A peer has answered the REP: it gives back its permit."""
-        self._permits.give_back()
 
     def next_time(self, now: float) -> float | None:
         """When :meth:`take` has a request, unless a peer answers before; None while none waits."""

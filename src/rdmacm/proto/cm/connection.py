@@ -1,15 +1,15 @@
-"""The records of the engine: a connection, a listener, and why a MAD was dropped."""
+"""The records of the engine: a connection, a listener, and why a MAD was dropped; and those whom it tells things."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.proto.cm.fairqueue import FairQueue
-from rdmacm.proto.cm.messages import LAP, REP, REQ, SIDR_REQ
+from rdmacm.proto.cm.messages import APR, LAP, REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message
 from rdmacm.proto.cm.states import CmState
 
 #: How many bytes an address may get for each byte that it has sent, before it has answered (RFC 9000, 8.1). All MADs
@@ -39,6 +39,15 @@ class DropReason(Enum):
     FULL = "too many connections"
 
 
+class NetworkError(NamedTuple):
+    """The network's report that it has not delivered a request."""
+
+    #: ECONNREFUSED, EHOSTUNREACH or another errno.
+    errno: int
+    #: The packed address of the host that reports it; empty for this host.
+    reporter: bytes
+
+
 @dataclass(slots=True, eq=False)
 class CmListener:
     """A listener for the service ids that are equal to ``service_id`` in the bits of ``mask``.
@@ -64,9 +73,9 @@ class CmListener:
         return len(self.requests)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CmConnection:
-    """A connection or a service id resolution (SIDR). Read-only outside of the engine."""
+    """A connection or a service id resolution (SIDR). Read-only outside of the engine, but for its owner."""
 
     #: Local communication id; for SIDR, the request id of a SIDR_REQ sent, or a number of our own for one received.
     comm_id: int
@@ -78,6 +87,8 @@ class CmConnection:
     request: REQ | SIDR_REQ
     #: That of the request, which its answers repeat.
     transaction_id: int
+    #: Who is told what happens to it; None: nobody.
+    owner: ConnectionOwner | None = None
     state: CmState = CmState.IDLE
     #: The PSN the peer starts with: the receive PSN of the local queue pair.
     starting_psn: int = 0
@@ -88,8 +99,8 @@ class CmConnection:
     reply: REP | None = None
     #: The listener whose backlog this connection counts in; None once the user has the request.
     listener: CmListener | None = None
-    #: The ConnectRequest or SidrRequest, until the user takes it.
-    request_event: Any = None
+    #: What the engine's user has found out about the request. The engine only keeps it.
+    finding: object = None
 
     #: The peer's; None until a message has brought them.
     remote_comm_id: int | None = None
@@ -141,3 +152,74 @@ class CmConnection:
     def is_from_peer(self, path: Hashable) -> bool:
         """Whether messages of the peer arrive on a path. It may be the first to change to the alternate one."""
         return path == self.path or (path is not None and path in (self.migrated, self.alternate))
+
+
+class ConnectionOwner(Protocol):
+    """Is told what happens to a connection, at once: it may call the agent again.
+
+    The second argument is the message or report that is the cause, and None for a timer or a call.
+    """
+
+    def replied(self, connection: CmConnection, rep: REP, /) -> None:
+        """A REP arrived. Answered by ``send_rtu`` once the queue pair is in RTS, or by ``reject``."""
+
+    def established(self, connection: CmConnection, _: Message | None, /) -> None:
+        """The passive side is connected: an RTU or data has arrived."""
+
+    def rejected(self, connection: CmConnection, rej: REJ, /) -> None:
+        """A REJ arrived. Its reason is a :class:`~rdmacm.proto.cm.codes.RejectReason`, or not defined there.
+
+        If no REP was sent or received, the connection is gone; otherwise, and for a stale one, it is in TIMEWAIT.
+        """
+
+    def unreachable(self, connection: CmConnection, error: NetworkError | None, /) -> None:
+        """A REQ, REP or SIDR_REQ was not answered, and its retries are exhausted; or the network reports ``error``."""
+
+    def disconnect_requested(self, connection: CmConnection, _: Message, /) -> None:
+        """A DREQ arrived. Answered by ``disconnect`` or ``destroy``."""
+
+    def disconnected(self, connection: CmConnection, answer: Message | None, /) -> None:
+        """The ``disconnect`` is complete; without ``answer``, the peer did not answer the DREQ."""
+
+    def path_offered(self, connection: CmConnection, lap: LAP, /) -> None:
+        """A LAP arrived: the peer offers another alternate path. Answered by ``answer_path``."""
+
+    def path_answered(self, connection: CmConnection, apr: APR | None, /) -> None:
+        """The APR to the LAP of ``load_path`` arrived; None if the peer did not answer."""
+
+    def timewait_over(self, connection: CmConnection, _: None, /) -> None:
+        """The connection is gone, and its queue pair number and PSNs may be used again."""
+
+    def sidr_replied(self, connection: CmConnection, rep: SIDR_REP, /) -> None:
+        """A SIDR_REP arrived, with any status; the request is complete."""
+
+    def failed(self, connection: CmConnection, was_established: bool, /) -> None:
+        """An exception that is a fault of this package has ended the connection. The agent's user tells this."""
+
+
+class AgentUser(Protocol):
+    """Drives an agent: sends its MADs and calls its timer. What it is told is told at once, as to an owner."""
+
+    #: Counts the messages that were sent again because no answer came.
+    retries: int
+
+    def send(self, path: Hashable, mad: bytes, /) -> None:
+        """Send a MAD along a path."""
+
+    def wake_at(self, when: float, /) -> None:
+        """Call ``timer`` at a time, or before. A time that was asked for earlier counts too."""
+
+    def hold_qpn(self, qpn: int, until: float, /) -> None:
+        """A connection is in TIMEWAIT until then: give the number of its queue pair to no other."""
+
+    def requested(self, connection: CmConnection, request: REQ | SIDR_REQ, /) -> None:
+        """A request arrived for a listener. Answered by ``accept``, ``sidr_reply``, ``reject`` or ``destroy``."""
+
+    def peer_questioned(self, connection: CmConnection, _: Message | None, /) -> None:
+        """A message says that the peer of an established connection has restarted. Answered by ``peer_activity``."""
+
+    def peer_answered(self) -> None:
+        """A peer has answered a REP for the first time. Not with ``trusts_sources``."""
+
+    def raised(self, connection: CmConnection, error: Exception, /) -> None:
+        """Somebody who was told of something has raised an exception."""

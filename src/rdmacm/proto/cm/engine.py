@@ -1,8 +1,9 @@
 """The communication manager of one device, without a network, a clock or a source of randomness of its own.
 
 An :class:`Agent` is driven by the user's calls, by :meth:`Agent.mad_received`, :meth:`Agent.unreachable` and
-:meth:`Agent.timer`. Each takes the time in seconds, of any clock that only goes forward. After each of them, the caller
-fetches the output from :meth:`Agent.mads_to_send`, :meth:`Agent.events` and :meth:`Agent.next_deadline`.
+:meth:`Agent.timer`. Each takes the time in seconds, of any clock that only goes forward. What an agent sends and when
+it is to be woken goes straight to its user (:class:`~rdmacm.proto.cm.connection.AgentUser`), what happens to a
+connection to the connection's owner (:class:`~rdmacm.proto.cm.connection.ConnectionOwner`).
 
 A ``path`` identifies where a MAD came from or goes to. The engine does not interpret paths; it compares them, and takes
 MADs for a connection from no other path than the connection's, and its alternate one if it has any. Two paths must be
@@ -29,8 +30,16 @@ from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, SidrStatus
-from rdmacm.proto.cm.connection import AMPLIFICATION, Accepts, CmConnection, CmListener, DropReason
-from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, SidrRequest
+from rdmacm.proto.cm.connection import (
+    AMPLIFICATION,
+    Accepts,
+    AgentUser,
+    CmConnection,
+    CmListener,
+    ConnectionOwner,
+    DropReason,
+    NetworkError,
+)
 from rdmacm.proto.cm.machine import StateMachine
 from rdmacm.proto.cm.messages import (
     APR,
@@ -77,7 +86,7 @@ _ANSWERS = frozenset((CmTrigger.RTU, CmTrigger.MRA_REP, CmTrigger.DREQ))
 
 
 class Agent:
-    """The connections and listeners of one node.
+    """The connections and listeners of one node, for one user.
 
     ``guid`` is the CA GUID of requests and replies that the caller gives none. ``max_connections`` bounds the
     connections, including those in TIMEWAIT. ``mra_service_timeout`` is the exponent an MRA announces; None for an
@@ -91,6 +100,7 @@ class Agent:
 
     def __init__(
         self,
+        user: AgentUser,
         guid: int,
         random: RandomSource,
         *,
@@ -100,6 +110,8 @@ class Agent:
         source_of: Callable[[Any], Hashable] = lambda path: path,
         trusts_sources: bool = False,
     ) -> None:
+        self._user = user
+        self._send = user.send
         self.guid = guid
         self.max_connections = max_connections
         self._id_prefix = id_prefix
@@ -109,14 +121,10 @@ class Agent:
         self.dropped: Counter[DropReason] = Counter()
         self._random = random
         self._mra_service_timeout = mra_service_timeout
-        self._connections = Connections()
+        self._connections = Connections(user.wake_at)
         self._listeners = Listeners()
-        self.machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout, self.dropped)
-        self._step = machine.step
-        #: The (path, MAD) pairs that :meth:`mads_to_send` will return.
-        self.outbox: list[tuple[Hashable, bytes]] = machine.outbox
-        #: The events that :meth:`events` will return.
-        self.pending_events: list[Event] = machine.pending_events
+        self.machine = StateMachine(user, self._connections, guid, random, mra_service_timeout, self.dropped)
+        self._step = self.machine.step
         #: The connection with a local communication id, or None once it is gone.
         self.connection: Callable[[int], CmConnection | None] = self._connections.get
         #: Forgets a connection in whatever state it is, without a message or an event.
@@ -125,26 +133,14 @@ class Agent:
         self.next_deadline: Callable[[], float | None] = self._connections.timers.next_deadline
         #: The deadlines of the timers that run, by local communication id.
         self.timers: LazyTimerHeap[int] = self._connections.timers
-        #: How many peers have answered a REP, until the agent's user sets it to 0. Not with ``trusts_sources``.
-        self.answers: int = 0
+
+    def close(self) -> None:
+        """Forget every connection: calls for one find that it has ended."""
+        self._connections.clear()
 
     def __len__(self) -> int:
         """The number of connections, including those in TIMEWAIT."""
         return len(self._connections)
-
-    # -- output -----------------------------------------------------------------------------------------------
-
-    def mads_to_send(self) -> list[tuple[Hashable, bytes]]:
-        """The (path, MAD) pairs to send, in order. Each is returned once."""
-        mads = self.outbox[:]
-        self.outbox.clear()
-        return mads
-
-    def events(self) -> list[Event]:
-        """The events since the last call."""
-        events = self.pending_events[:]
-        self.pending_events.clear()
-        return events
 
     # -- calls: listening -------------------------------------------------------------------------------------
 
@@ -179,20 +175,25 @@ class Agent:
             connection.listener.requests.discard(comm_id)
             connection.listener = None
 
-    def next_request(self, listener: CmListener) -> ConnectRequest | SidrRequest | None:
+    def next_request(self, listener: CmListener) -> CmConnection | None:
         """Take a request from a listener's backlog, by turns of their sources; None if there is none."""
         comm_id = listener.requests.take()
         connection = None if comm_id is None else self._connections.get(comm_id)
-        if connection is None:
-            return None
-        connection.listener = None
-        event: ConnectRequest | SidrRequest = connection.request_event
-        connection.request_event = None
-        return event
+        if connection is not None:
+            connection.listener = None
+        return connection
 
     # -- calls: connecting ------------------------------------------------------------------------------------
 
-    def connect(self, path: Hashable, request: REQ, now: float, *, packet_life_time: int = 16) -> int:
+    def connect(
+        self,
+        path: Hashable,
+        request: REQ,
+        now: float,
+        *,
+        packet_life_time: int = 16,
+        owner: ConnectionOwner | None = None,
+    ) -> int:
         """Send a REQ and return the local communication id.
 
         Fills in the communication id and starting PSN of ``request``, and the CA GUID if it has none.
@@ -200,8 +201,9 @@ class Agent:
         comm_id = self._new_comm_id("connect")
         request.local_comm_id = comm_id
         request.local_ca_guid = request.local_ca_guid or self.guid
-        request.starting_psn = self._random.getrandbits(24)
-        tid = self.machine.new_transaction_id(comm_id)
+        drawn = self._random.getrandbits(56)
+        request.starting_psn = drawn >> 32
+        tid = comm_id << 32 | drawn & 0xFFFFFFFF
         packed = pack_message(request, tid)
         connection = CmConnection(
             comm_id=comm_id,
@@ -209,6 +211,7 @@ class Agent:
             is_active=True,
             request=request,
             transaction_id=tid,
+            owner=owner,
             starting_psn=request.starting_psn,
             local_guid=request.local_ca_guid,
             local_qpn=request.local_qpn,
@@ -222,7 +225,7 @@ class Agent:
         return comm_id
 
     def accept(self, comm_id: int, reply: REP, now: float) -> None:
-        """Answer a ConnectRequest with a REP. Fills in its ids and starting PSN, and the CA GUID if it has none."""
+        """Answer a REQ with a REP. Fills in its ids and starting PSN, and the CA GUID if it has none."""
         connection = self._allowed(comm_id, CmTrigger.ACCEPT)
         reply.local_comm_id = comm_id
         reply.remote_comm_id = connection.remote_comm_id or 0
@@ -244,16 +247,15 @@ class Agent:
         private_data: bytes = b"",
         ari: bytes = b"",
     ) -> None:
-        """Answer a ConnectRequest or a ConnectReply with a REJ; ``ari`` is the additional reject information."""
+        """Answer a REQ or a REP with a REJ; ``ari`` is the additional reject information."""
         connection = self._allowed(comm_id, CmTrigger.REJECT)
         packed = outgoing.rej(connection, reason, private_data, ari)
         self._step(connection, CmTrigger.REJECT, now, packed=packed)
 
     def send_rtu(self, comm_id: int, now: float, private_data: bytes = b"") -> None:
-        """Answer a ConnectReply with an RTU: the connection is established."""
+        """Answer a REP with an RTU: the connection is established."""
         connection = self._allowed(comm_id, CmTrigger.SEND_RTU)
-        rtu = RTU(comm_id, connection.remote_comm_id or 0, private_data)
-        connection.rtu_mad = pack_message(rtu, connection.transaction_id)
+        connection.rtu_mad = outgoing.rtu(connection, private_data)
         self._step(connection, CmTrigger.SEND_RTU, now)
 
     def establish(self, comm_id: int, now: float) -> None:
@@ -263,18 +265,17 @@ class Agent:
             self._answered(connection)
         self._step(connection, CmTrigger.ESTABLISH, now)
 
-    def ask_peers(self) -> int:
-        """Send each REP that its peer has not answered once more, now; return how many.
+    def ask_peers(self) -> None:
+        """Send each REP that its peer has not answered once more, now.
 
         A peer answers a copy at once: with an RTU, or with an MRA if its user takes long. Each REP is sent early once.
         """
-        unasked, sent = self._connections.unasked, len(self.outbox)
+        unasked = self._connections.unasked
         for comm_id in unasked:
             connection = self._connections.get(comm_id)
             if connection is not None and connection.state is CmState.REP_SENT:
                 self.machine.repeat(connection)
         unasked.clear()
-        return len(self.outbox) - sent
 
     def disconnect(self, comm_id: int, now: float, private_data: bytes = b"") -> None:
         """Send a DREQ, or the DREP that answers the peer's DREQ."""
@@ -288,7 +289,7 @@ class Agent:
         self._step(connection, CmTrigger.DISCONNECT, now, packed=packed)
 
     def destroy(self, comm_id: int, now: float) -> None:
-        """Give up a connection in any state. No more events are reported for it."""
+        """Give up a connection in any state. Its owner is told nothing more."""
         connection = self._connections.get(comm_id)
         if connection is not None:
             self._step(connection, CmTrigger.DESTROY, now)
@@ -302,7 +303,7 @@ class Agent:
             connection.alternate = path
 
     def load_path(self, comm_id: int, path: Path, now: float) -> None:
-        """Offer the peer another alternate path with a LAP. The event PathAnswered follows.
+        """Offer the peer another alternate path with a LAP; ``path_answered`` follows.
 
         Only the active side of a connection may, and only one at a time.
         """
@@ -322,7 +323,7 @@ class Agent:
         self._step(connection, CmTrigger.LOAD_PATH, now, packed=packed)
 
     def answer_path(self, comm_id: int, status: int, now: float, info: bytes = b"") -> None:
-        """Answer the event PathOffered with an APR. ``info``: up to 72 bytes that explain the status."""
+        """Answer a LAP with an APR. ``info``: up to 72 bytes that explain the status."""
         connection = self._allowed(comm_id, CmTrigger.ANSWER_PATH)
         self._step(connection, CmTrigger.ANSWER_PATH, now, packed=outgoing.apr(connection, status, info))
 
@@ -336,7 +337,9 @@ class Agent:
 
     # -- calls: service id resolution (SIDR) ------------------------------------------------------------------
 
-    def sidr_request(self, path: Hashable, request: SIDR_REQ, now: float) -> int:
+    def sidr_request(
+        self, path: Hashable, request: SIDR_REQ, now: float, *, owner: ConnectionOwner | None = None
+    ) -> int:
         """Send a SIDR_REQ and return its request id, which is filled in."""
         comm_id = self._new_comm_id("sidr_request")
         request.request_id = comm_id
@@ -348,6 +351,7 @@ class Agent:
             is_active=True,
             request=request,
             transaction_id=tid,
+            owner=owner,
             retry_interval=seconds(_SIDR_RESPONSE_TIMEOUT),
             retries=_SIDR_RETRIES,
         )
@@ -356,7 +360,7 @@ class Agent:
         return comm_id
 
     def sidr_reply(self, comm_id: int, reply: SIDR_REP, now: float) -> None:
-        """Answer a SidrRequest. Fills in the request id and service id of ``reply``."""
+        """Answer a SIDR_REQ. Fills in the request id and service id of ``reply``."""
         connection = self._allowed(comm_id, CmTrigger.ANSWER)
         self._step(connection, CmTrigger.ANSWER, now, packed=outgoing.sidr_rep(connection, reply))
 
@@ -364,14 +368,17 @@ class Agent:
 
     def timer(self, now: float) -> None:
         """Handle the timers that are due."""
-        while (connection := self._connections.pop_due(now)) is not None:
-            if connection.state is CmState.TIMEWAIT:
-                trigger = CmTrigger.TIMEWAIT_OVER
-            elif connection.retries_left > 0:
-                trigger = CmTrigger.RETRY
-            else:
-                trigger = CmTrigger.EXHAUSTED
-            self._step(connection, trigger, now)
+        try:
+            while (connection := self._connections.pop_due(now)) is not None:
+                if connection.state is CmState.TIMEWAIT:
+                    trigger = CmTrigger.TIMEWAIT_OVER
+                elif connection.retries_left > 0:
+                    trigger = CmTrigger.RETRY
+                else:
+                    trigger = CmTrigger.EXHAUSTED
+                self._step(connection, trigger, now)
+        finally:
+            self._connections.arm()
 
     def mad_received(self, data: bytes | bytearray | memoryview, path: Hashable, now: float) -> DropReason | None:
         """Handle a MAD that arrived on ``path``; return why it had no effect or was only rejected, if so."""
@@ -380,8 +387,11 @@ class Agent:
         except WireError:
             self.dropped[DropReason.MALFORMED] += 1
             return DropReason.MALFORMED
-        handler = _HANDLERS[type(message)]
-        drop = handler(self, message, tid, path, now)
+        if isinstance(message, _FOLLOWING):
+            trigger = CmTrigger.RTU if isinstance(message, RTU) else CmTrigger.DREP
+            drop = self._deliver(self._connections.of_message(message), path, trigger, now, message)
+        else:
+            drop = _HANDLERS[type(message)](self, message, tid, path, now)
         if drop is not None:
             self.dropped[drop] += 1
         return drop
@@ -392,8 +402,8 @@ class Agent:
         """Handle the network's report that a REQ or SIDR_REQ of this agent was not delivered.
 
         The ids are those of the request. ``is_path(path)`` tells whether a path leads to where the request was sent.
-        The report ends a connection that still waits for the first answer to this request, with the event Unreachable.
-        Any other report is dropped and counted.
+        The report ends a connection that still waits for the first answer to this request, which is unreachable. Any
+        other report is dropped and counted.
         """
         connection = self._connections.get(comm_id)
         if connection is None:
@@ -402,11 +412,11 @@ class Agent:
             self.dropped[DropReason.WRONG_REPORT] += 1
         elif not is_path(connection.path):
             self.dropped[DropReason.WRONG_PATH] += 1
-        elif not self._step(connection, CmTrigger.NETWORK_ERROR, now, message=error):
+        elif not self._step(connection, CmTrigger.NETWORK_ERROR, now, error):
             self.dropped[DropReason.UNEXPECTED] += 1
 
     def peer_activity(self, comm_id: int, activity: Hashable, now: float) -> None:
-        """Answer the event PeerQuestion, after a packet was sent to the peer that it has to answer.
+        """Answer ``peer_questioned``, after a packet was sent to the peer that it has to answer.
 
         ``activity`` changes with whatever arrives from the peer, so a difference from the first call for a question
         means that the peer is there. None: there is no way to ask, and the connection ends.
@@ -424,25 +434,25 @@ class Agent:
             self._step(connection, CmTrigger.PEER_ANSWERED, now, packed=rejection)
 
     def _handle_req(self, req: REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
-        known = self._connections.of_peer(req.local_comm_id, req.local_ca_guid, path)
+        known = self._connections.of_peer((req.local_comm_id, req.local_ca_guid, path))
         if known is not None:
             if known.is_active:
                 return DropReason.UNEXPECTED
             if known.state is not CmState.TIMEWAIT or tid == known.transaction_id:
                 return self._deliver(known, path, CmTrigger.REQ, now, req)
             self._connections.release_peer_id(known)
-        qpn = outgoing.peer_qpn(req, req)
-        old = self._connections.of_qpn(qpn, req.local_ca_guid, path)
+        qpn = req.local_qpn
+        old = self._connections.of_qpn((qpn, req.local_ca_guid, path))
         if old is not None:
             rejection = outgoing.refusal(req, RejectReason.STALE_CONN, tid)
             if not self._asks_peer(old, rejection, now):
-                self.outbox.append((path, rejection))
+                self._send(path, rejection)
             return DropReason.STALE
         found = self._find_listener(req, path)
         if isinstance(found, DropReason):
             reason = _REASONS.get(found)
             if reason is not None:
-                self.outbox.append((path, outgoing.refusal(req, reason, tid)))
+                self._send(path, outgoing.refusal(req, reason, tid))
             return found
         connection = self._new_passive(req, tid, path, found)
         connection.starting_psn = self._random.getrandbits(24)
@@ -453,7 +463,7 @@ class Agent:
         connection.retry_interval = seconds(req.local_cm_response_timeout)
         connection.retries = req.max_cm_retries
         self._connections.add(connection)
-        self._step(connection, CmTrigger.REQ, now, message=req)
+        self._step(connection, CmTrigger.REQ, now, req)
         if self._mra_service_timeout is not None:
             self._step(connection, CmTrigger.ALLOW_MRA, now)
         return None
@@ -462,7 +472,7 @@ class Agent:
         connection = self._connections.get(rep.remote_comm_id)
         if connection is None:
             # Of a request that was given up. Its REJ was lost, and the peer would repeat the REP for a long time.
-            self.outbox.append((path, outgoing.rej_unknown(rep, tid)))
+            self._send(path, outgoing.rej_unknown(rep, tid))
             return DropReason.UNKNOWN
         if not connection.is_active or isinstance(connection.request, SIDR_REQ):
             return DropReason.UNKNOWN
@@ -475,12 +485,12 @@ class Agent:
         if TRANSITIONS[connection.state].get(CmTrigger.REP) is None:
             return DropReason.UNEXPECTED
         qpn = outgoing.peer_qpn(connection.request, rep)
-        old = self._connections.of_qpn(qpn, rep.local_ca_guid, path)
+        old = self._connections.of_qpn((qpn, rep.local_ca_guid, path))
         if old is not None:
             if not self._asks_peer(old, outgoing.rej_stale(connection, rep), now):
-                self._step(connection, CmTrigger.REP_STALE, now, message=rep)
+                self._step(connection, CmTrigger.REP_STALE, now, rep)
             return DropReason.STALE
-        if self._connections.of_peer(rep.local_comm_id, rep.local_ca_guid, path) is not None:
+        if self._connections.of_peer((rep.local_comm_id, rep.local_ca_guid, path)) is not None:
             return DropReason.UNEXPECTED
         connection.remote_comm_id = rep.local_comm_id
         connection.remote_guid = rep.local_ca_guid
@@ -488,8 +498,8 @@ class Agent:
         connection.reply = rep
         connection.av_timeout = ack_timeout(rep.target_ack_delay, connection.packet_life_time)
         self._connections.add_remote(connection)
-        self._step(connection, CmTrigger.REP, now, message=rep)
-        if self._mra_service_timeout is not None:
+        self._step(connection, CmTrigger.REP, now, rep)
+        if self._mra_service_timeout is not None and connection.state is CmState.REP_RCVD:
             self._step(connection, CmTrigger.ALLOW_MRA, now)
         return None
 
@@ -498,7 +508,7 @@ class Agent:
         if rej.reason == RejectReason.TIMEOUT and rej.reject_info_length >= _GUID_SIZE:
             # A peer that gives up may not know our communication id. Its own id and its GUID identify the connection.
             guid = int.from_bytes(rej.ari[:_GUID_SIZE], "big")
-            connection = self._connections.of_peer(rej.local_comm_id, guid, path)
+            connection = self._connections.of_peer((rej.local_comm_id, guid, path))
             if connection is not None and rej.remote_comm_id != connection.comm_id:
                 # A peer that does not know our id has not got the REP, and so cannot be connected.
                 if rej.remote_comm_id or connection.state not in _BEFORE_RTU:
@@ -518,34 +528,28 @@ class Agent:
             return DropReason.UNSUPPORTED
         return self._deliver(self._connections.of_message(mra), path, trigger, now, mra)
 
-    def _handle_rtu(self, rtu: RTU, _: int, path: Hashable, now: float) -> DropReason | None:
-        return self._deliver(self._connections.of_message(rtu), path, CmTrigger.RTU, now, rtu)
-
     def _handle_dreq(self, dreq: DREQ, tid: int, path: Hashable, now: float) -> DropReason | None:
         connection = self._connections.of_message(dreq)
         if connection is None:
-            self.outbox.append((path, pack_message(DREP(dreq.remote_comm_id, dreq.local_comm_id), tid)))
+            self._send(path, pack_message(DREP(dreq.remote_comm_id, dreq.local_comm_id), tid))
             return DropReason.UNKNOWN
-        if connection.is_from_peer(path):
+        if path == connection.path or connection.is_from_peer(path):
             if dreq.remote_qpn_eecn != connection.local_qpn:
                 return DropReason.WRONG_QPN
             connection.dreq_transaction_id = tid
         return self._deliver(connection, path, CmTrigger.DREQ, now, dreq)
 
-    def _handle_drep(self, drep: DREP, _: int, path: Hashable, now: float) -> DropReason | None:
-        return self._deliver(self._connections.of_message(drep), path, CmTrigger.DREP, now, drep)
-
     def _handle_lap(self, lap: LAP, tid: int, path: Hashable, now: float) -> DropReason | None:
         connection = self._connections.of_message(lap)
         if connection is None:
-            self.outbox.append((path, outgoing.apr_refusal(lap, ApStatus.INVALID_COMM_ID, tid)))
+            self._send(path, outgoing.apr_refusal(lap, ApStatus.INVALID_COMM_ID, tid))
             return DropReason.UNKNOWN
         if not connection.is_from_peer(path):
             return DropReason.WRONG_PATH
         if connection.is_active:
             return DropReason.UNEXPECTED
         if connection.state in CONNECTED and lap.remote_qpn_eecn != connection.local_qpn:
-            self.outbox.append((path, outgoing.apr_refusal(lap, ApStatus.INVALID_QPN_EECN, tid)))
+            self._send(path, outgoing.apr_refusal(lap, ApStatus.INVALID_QPN_EECN, tid))
             return DropReason.WRONG_QPN
         is_copy = tid == connection.lap_transaction_id
         if is_copy and connection.apr_mad:
@@ -567,7 +571,7 @@ class Agent:
         return self._deliver(connection, path, CmTrigger.APR, now, apr)
 
     def _handle_sidr_req(self, req: SIDR_REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
-        known = self._connections.of_peer(req.request_id, None, path)
+        known = self._connections.of_peer((req.request_id, None, path))
         if known is not None:
             return self._deliver(known, path, CmTrigger.SIDR_REQ, now, req)
         found = self._find_listener(req, path)
@@ -575,12 +579,12 @@ class Agent:
             if found in (DropReason.NO_LISTENER, DropReason.NO_MATCH):
                 status = SidrStatus.UNSUPPORTED if found is DropReason.NO_LISTENER else SidrStatus.REJECT
                 reply = SIDR_REP(request_id=req.request_id, status=status, service_id=req.service_id)
-                self.outbox.append((path, pack_message(reply, tid)))
+                self._send(path, pack_message(reply, tid))
             return found
         connection = self._new_passive(req, tid, path, found)
         connection.remote_comm_id = req.request_id
         self._connections.add(connection)
-        self._step(connection, CmTrigger.SIDR_REQ, now, message=req)
+        self._step(connection, CmTrigger.SIDR_REQ, now, req)
         return None
 
     def _handle_sidr_rep(self, rep: SIDR_REP, _: int, path: Hashable, now: float) -> DropReason | None:
@@ -599,7 +603,7 @@ class Agent:
                         continue
                 if len(listener.requests) >= listener.backlog and not self._make_room(listener, path):
                     return DropReason.BACKLOG
-                return DropReason.FULL if len(self._connections) >= self.max_connections else listener
+                return DropReason.FULL if len(self._connections.by_id) >= self.max_connections else listener
         return found
 
     def _make_room(self, listener: CmListener, path: Hashable) -> bool:
@@ -632,10 +636,12 @@ class Agent:
 
         ``rejection`` is the REJ of that message, to be sent if the peer answers.
         """
-        if old.comm_id not in self.machine.questions:
+        questions = self.machine.questions
+        if old.comm_id not in questions:
+            questions[old.comm_id] = rejection, None
             if not self._step(old, CmTrigger.STALE, now):
+                del questions[old.comm_id]
                 return False
-            self.machine.questions[old.comm_id] = rejection, None
         return True
 
     def _deliver(
@@ -654,13 +660,13 @@ class Agent:
                 self._answered(connection)
             else:
                 connection.allowance = None
-        return None if self._step(connection, trigger, now, message=message) else DropReason.UNEXPECTED
+        return None if self._step(connection, trigger, now, message) else DropReason.UNEXPECTED
 
     def _answered(self, connection: CmConnection) -> None:
         """The peer has got the REP, so it has the address that its request came from."""
         connection.allowance = None
-        self.answers += 1
         self._connections.unasked.pop(connection.comm_id, None)
+        self._user.peer_answered()
 
     # -- calls and ids ------------------------------------------------------------------------------------------------
 
@@ -673,7 +679,7 @@ class Agent:
         return connection
 
     def _new_comm_id(self, step: str) -> int:
-        if len(self._connections) >= self.max_connections:
+        if len(self._connections.by_id) >= self.max_connections:
             raise cm_error(
                 errno.ENOMEM,
                 f"the limit of {self.max_connections} connections is reached",
@@ -686,15 +692,16 @@ class Agent:
 #: What an MRA of a message other than a REQ is to the connection that has sent the message.
 _MRA_TRIGGERS: dict[int, CmTrigger] = {MessageKind.REP: CmTrigger.MRA_REP, MessageKind.OTHER: CmTrigger.MRA_LAP}
 
-#: The handler of each message.
+#: Messages that are nothing else than a trigger of their connection.
+_FOLLOWING = (RTU, DREP)
+
+#: The handler of each other message.
 _HANDLERS: dict[type[Message], Callable[[Agent, Any, int, Hashable, float], DropReason | None]] = {
     REQ: Agent._handle_req,
     REP: Agent._handle_rep,
     REJ: Agent._handle_rej,
     MRA: Agent._handle_mra,
-    RTU: Agent._handle_rtu,
     DREQ: Agent._handle_dreq,
-    DREP: Agent._handle_drep,
     LAP: Agent._handle_lap,
     APR: Agent._handle_apr,
     SIDR_REQ: Agent._handle_sidr_req,

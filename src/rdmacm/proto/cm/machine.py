@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
-from rdmacm.proto.cm.connection import CmConnection, DropReason
-from rdmacm.proto.cm.events import Event, NetworkError
+from rdmacm.proto.cm.connection import AgentUser, CmConnection, DropReason, NetworkError
 from rdmacm.proto.cm.messages import MRA, REP, REQ, SIDR_REP, Message
 from rdmacm.proto.cm.registry import Connections
-from rdmacm.proto.cm.states import AWAITING_USER, TRANSITIONS, Action, CmState, CmTrigger
+from rdmacm.proto.cm.states import AWAITING_USER, TRANSITIONS, Action, CmState, CmTrigger, Transition
 from rdmacm.proto.cm.timeouts import seconds
 from rdmacm.proto.entropy import RandomSource
 
@@ -25,27 +24,25 @@ _QUESTION_INTERVAL = 0.5
 class StateMachine:
     """The transitions of an agent's connections, and what they send and report.
 
-    ``guid`` and ``mra_service_timeout`` are those of :class:`~rdmacm.proto.cm.engine.Agent`, ``dropped`` is its
-    counter.
+    ``user``, ``guid`` and ``mra_service_timeout`` are those of :class:`~rdmacm.proto.cm.engine.Agent`, ``dropped`` is
+    its counter.
     """
 
     def __init__(
         self,
+        user: AgentUser,
         connections: Connections,
         guid: int,
         random: RandomSource,
         mra_service_timeout: int | None,
         dropped: Counter[DropReason],
     ) -> None:
+        self._user = user
         self._connections = connections
         self._guid = guid
         self._random = random
         self._mra_service_timeout = mra_service_timeout
         self._dropped = dropped
-        #: (path, MAD) pairs to send.
-        self.outbox: list[tuple[Hashable, bytes]] = []
-        #: Events for the user.
-        self.pending_events: list[Event] = []
         #: The questions to the peers of connections that seem stale, by local communication id: the REJ to send if the
         #: peer answers, and its activity when it was asked first.
         self.questions: dict[int, tuple[bytes, Hashable]] = {}
@@ -57,48 +54,54 @@ class StateMachine:
         connection: CmConnection,
         trigger: CmTrigger,
         now: float,
-        *,
         message: Message | NetworkError | None = None,
         packed: bytes = b"",
     ) -> bool:
-        """Make the transition of the table; False if it has none.
+        """Make the transition of the table, and tell whom it concerns, last; False if the table has none.
 
         ``message`` is the one received, or the network's report; ``packed`` is the MAD that a call sends.
         """
         self.stepping = connection
         before = connection.state
-        transition = _PREPARED[before].get(trigger)
+        transition = PREPARED[before].get(trigger)
         if transition is None:
             return False
-        after, actions = transition
+        after, actions, report, is_for_user = transition
         if after is not before:
             connection.deadline = None
             if self.questions:
                 self.questions.pop(connection.comm_id, None)
-        for perform, report in actions:
-            if perform is not None:
-                perform(self, connection, now, message, packed)
-            elif report is not None and not connection.is_muted:
-                self.pending_events.append(report(connection, trigger, message))
+        for perform in actions:
+            perform(self, connection, now, message, packed)
         connection.state = after
-        if after is before:
-            return True
-        if connection.listener is not None and after not in AWAITING_USER:
-            connection.listener.requests.discard(connection.comm_id)
-        if after is CmState.TIMEWAIT:
-            # The peer's TIMEWAIT may end before this one does.
-            self._connections.release_qpn(connection)
-            self._connections.set_timer(connection, now + seconds(connection.av_timeout))
-        elif after is CmState.IDLE:
-            self._connections.remove(connection)
+        if after is not before:
+            if connection.listener is not None and after not in AWAITING_USER:
+                connection.listener.requests.discard(connection.comm_id)
+            if after is CmState.TIMEWAIT:
+                # The peer's TIMEWAIT may end before this one does.
+                self._connections.release_qpn(connection)
+                until = now + seconds(connection.av_timeout)
+                self._connections.set_timer(connection, until)
+                self._user.hold_qpn(connection.local_qpn, until)
+            elif after is CmState.IDLE:
+                self._connections.remove(connection)
+        if report and not connection.is_muted:
+            concerned = self._user if is_for_user else connection.owner
+            if concerned is not None:
+                try:
+                    getattr(concerned, report)(connection, message)
+                except Exception as error:
+                    self._user.raised(connection, error)
         return True
 
     # -- actions: of a connection, at a time, with the message or report received, and the MAD of a call ------------
 
     def _send_until_answered(self, connection: CmConnection, now: float, _: object, packed: bytes) -> None:
-        connection.unanswered_mad = packed or self.new_dreq(connection)
+        connection.unanswered_mad = packed = packed or self.new_dreq(connection)
         connection.retries_left = connection.retries
-        self._send_unanswered(connection, now)
+        connection.was_extended = False
+        self._connections.set_timer(connection, now + connection.retry_interval)
+        self._send(connection, packed)
 
     def _mute(self, connection: CmConnection, *_: object) -> None:
         connection.is_muted = True
@@ -111,7 +114,9 @@ class StateMachine:
 
     def _resend(self, connection: CmConnection, now: float, *_: object) -> None:
         connection.retries_left -= 1
-        self._send_unanswered(connection, now)
+        connection.was_extended = False
+        self._connections.set_timer(connection, now + connection.retry_interval)
+        self._user.retries += self._send(connection, connection.unanswered_mad)
 
     def _send_mra(self, connection: CmConnection, *_: object) -> None:
         self._send(connection, outgoing.mra(connection, self._mra_service_timeout or 0))
@@ -164,27 +169,24 @@ class StateMachine:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def _send(self, connection: CmConnection, mad: bytes) -> None:
+    def _send(self, connection: CmConnection, mad: bytes) -> bool:
+        """Send a MAD, if its peer may get one more; False otherwise."""
         if connection.allowance is not None:
             if not connection.allowance:
                 self._dropped[DropReason.UNANSWERED] += 1
-                return
+                return False
             connection.allowance -= 1
-        self.outbox.append((connection.current_path, mad))
+        self._user.send(connection.path if connection.migrated is None else connection.migrated, mad)
+        return True
 
     def repeat(self, connection: CmConnection) -> None:
         """Send the message that is not answered once more, before its time."""
-        self._send(connection, connection.unanswered_mad)
-
-    def _send_unanswered(self, connection: CmConnection, now: float) -> None:
-        connection.was_extended = False
-        self._send(connection, connection.unanswered_mad)
-        self._connections.set_timer(connection, now + connection.retry_interval)
+        self._user.retries += self._send(connection, connection.unanswered_mad)
 
     def new_dreq(self, connection: CmConnection, private_data: bytes = b"") -> bytes:
         tid = connection.transaction_id
         while tid == connection.transaction_id:
-            tid = self.new_transaction_id(connection.comm_id)
+            tid = connection.comm_id << 32 | self._random.getrandbits(32)
         return outgoing.dreq(connection, tid, private_data)
 
     def new_transaction_id(self, comm_id: int) -> int:
@@ -192,7 +194,6 @@ class StateMachine:
 
 
 _Perform: TypeAlias = Callable[[StateMachine, CmConnection, float, Message | NetworkError | None, bytes], None]
-_Report: TypeAlias = Callable[[CmConnection, CmTrigger, Any], Event]
 
 #: How each action is carried out, other than those that report an event.
 PERFORM: dict[Action, _Perform] = {
@@ -220,12 +221,40 @@ PERFORM: dict[Action, _Perform] = {
     Action.RELEASE_QPN: StateMachine._release_qpn,
 }
 
-#: The tables with the functions of their actions, so that a step looks up the transition only.
-_PREPARED: dict[CmState, dict[CmTrigger, tuple[CmState, tuple[tuple[_Perform | None, _Report | None], ...]] | None]] = {
-    state: {
-        trigger: transition
-        and (transition[0], tuple((PERFORM.get(action), outgoing.REPORTS.get(action)) for action in transition[1]))
-        for trigger, transition in row.items()
-    }
+#: The methods of an :class:`~rdmacm.proto.cm.connection.ConnectionOwner` that report something.
+REPORTS = {
+    Action.REPORT_REPLY: "replied",
+    Action.REPORT_ESTABLISHED: "established",
+    Action.REPORT_REJECTED: "rejected",
+    Action.REPORT_UNREACHABLE: "unreachable",
+    Action.REPORT_DISCONNECT_REQUESTED: "disconnect_requested",
+    Action.REPORT_DISCONNECTED: "disconnected",
+    Action.REPORT_PATH_OFFERED: "path_offered",
+    Action.REPORT_PATH_ANSWERED: "path_answered",
+    Action.REPORT_TIMEWAIT_EXIT: "timewait_over",
+    Action.REPORT_SIDR_REPLY: "sidr_replied",
+}
+#: Those of an :class:`~rdmacm.proto.cm.connection.AgentUser`.
+USER_REPORTS = {
+    Action.REPORT_REQUEST: "requested",
+    Action.REPORT_SIDR_REQUEST: "requested",
+    Action.REPORT_PEER_QUESTION: "peer_questioned",
+}
+
+_Prepared: TypeAlias = tuple[CmState, tuple[_Perform, ...], str, bool]
+
+
+def _prepare(transition: Transition) -> _Prepared:
+    """A transition with the functions of its actions, of which at most one reports something, and the last one."""
+    state, actions = transition
+    reports = [action for action in actions if action not in PERFORM]
+    name = "".join(REPORTS.get(action) or USER_REPORTS[action] for action in reports)
+    return state, tuple(PERFORM[action] for action in actions if action in PERFORM), name, name in _FOR_USER
+
+
+_FOR_USER = frozenset(USER_REPORTS.values())
+#: The tables, prepared so that a step looks up the transition only.
+PREPARED: dict[CmState, dict[CmTrigger, _Prepared | None]] = {
+    state: {trigger: transition and _prepare(transition) for trigger, transition in row.items()}
     for state, row in TRANSITIONS.items()
 }

@@ -311,8 +311,8 @@ _TYPES: dict[int, type[Message]] = {
 
 
 #: The header of a MAD: base version, class, class version and method as bytes; transaction id, attribute, modifier.
-_HEADER = struct.Struct("!4s4xQHxxI")
-_HEADER_START = bytes((BASE_VERSION, MgmtClass.COM_MGT, CLASS_VERSION, Method.SEND))
+HEADER = struct.Struct("!4s4xQHxxI")
+HEADER_START = bytes((BASE_VERSION, MgmtClass.COM_MGT, CLASS_VERSION, Method.SEND))
 _WITH_MODIFIER = (REQ, REP, SIDR_REP)
 
 
@@ -320,7 +320,7 @@ def pack_message(message: Message, transaction_id: int) -> bytes:
     """The MAD that carries ``message``."""
     modifier = message.attr_mod if isinstance(message, _WITH_MODIFIER) else 0
     try:
-        header = _HEADER.pack(_HEADER_START, transaction_id, message.ATTRIBUTE, modifier)
+        header = HEADER.pack(HEADER_START, transaction_id, message.ATTRIBUTE, modifier)
     except struct.error as problem:
         raise ValueError(f"a field of the MAD header is out of range: {problem}") from None
     return header + message._LAYOUT.pack(message)
@@ -344,9 +344,9 @@ def unpack_message(mad: Mad) -> Message:
 def unpack_mad(data: Buffer) -> tuple[Message, int]:
     """The message in the bytes of a MAD, and its transaction id; WireError if they do not hold one."""
     if len(data) == MAD_SIZE:
-        first, tid, attribute, modifier = _HEADER.unpack_from(data)
+        first, tid, attribute, modifier = HEADER.unpack_from(data)
         kind = _TYPES.get(attribute)
-        if first == _HEADER_START and kind is not None:
+        if first == HEADER_START and kind is not None:
             message = kind.__new__(kind)  # __init__() would set each field a second time
             kind._LAYOUT.fill(message, data[MAD_SIZE - DATA_SIZE :])
             if isinstance(message, _WITH_MODIFIER):

@@ -1,30 +1,28 @@
-"""What the engine emits about a connection: the messages to the peer and the events for the user."""
+"""The messages that the engine sends to a peer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import struct
 
-from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, TransportServiceType
+from rdmacm.proto.cm.codes import ApStatus, AttributeId, MessageKind, RejectReason, TransportServiceType
 from rdmacm.proto.cm.connection import CmConnection
-from rdmacm.proto.cm.events import (
-    ConnectReply,
-    ConnectRequest,
-    Disconnected,
-    DisconnectRequested,
-    Established,
-    Event,
-    PathAnswered,
-    PathOffered,
-    PeerQuestion,
-    Rejected,
-    SidrReply,
-    SidrRequest,
-    TimewaitExit,
-    Unreachable,
+from rdmacm.proto.cm.messages import (
+    APR,
+    DREP,
+    DREQ,
+    HEADER,
+    HEADER_START,
+    LAP,
+    MRA,
+    REJ,
+    REP,
+    REQ,
+    RTU,
+    SIDR_REP,
+    SIDR_REQ,
+    pack_message,
 )
-from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, SIDR_REP, SIDR_REQ, pack_message
-from rdmacm.proto.cm.states import Action, CmState, CmTrigger
+from rdmacm.proto.cm.states import CmState
 
 #: Which message a REJ rejects, by the state it is sent in.
 _REJECTED_MESSAGE = {
@@ -85,16 +83,37 @@ def mra(connection: CmConnection, service_timeout: int) -> bytes:
     return pack_message(message, tid)
 
 
+# The messages of which each connection sends some are packed by a template, as pack_message() would pack them.
+
+_IDS = struct.Struct(f"{HEADER.format}II{RTU.PRIVATE_DATA}s")
+_IDS_AND_QPN = struct.Struct(f"{HEADER.format}III{DREQ.PRIVATE_DATA}s")
+_RTU, _DREQ, _DREP = int(AttributeId.RTU), int(AttributeId.DREQ), int(AttributeId.DREP)
+
+
+def rtu(connection: CmConnection, private_data: bytes = b"") -> bytes:
+    """A MAD with the RTU that confirms the peer's REP."""
+    comm_id, remote_comm_id, tid = connection.comm_id, connection.remote_comm_id or 0, connection.transaction_id
+    if len(private_data) > RTU.PRIVATE_DATA:
+        return pack_message(RTU(comm_id, remote_comm_id, private_data), tid)
+    return _IDS.pack(HEADER_START, tid, _RTU, 0, comm_id, remote_comm_id, private_data)
+
+
 def dreq(connection: CmConnection, transaction_id: int, private_data: bytes = b"") -> bytes:
     """A MAD with a DREQ, which begins a transaction of its own."""
-    message = DREQ(connection.comm_id, connection.remote_comm_id or 0, connection.remote_qpn or 0, private_data)
-    return pack_message(message, transaction_id)
+    ids = connection.comm_id, connection.remote_comm_id or 0
+    qpn = connection.remote_qpn or 0
+    if len(private_data) > DREQ.PRIVATE_DATA:
+        return pack_message(DREQ(*ids, qpn, private_data), transaction_id)
+    return _IDS_AND_QPN.pack(HEADER_START, transaction_id, _DREQ, 0, *ids, qpn << 8, private_data)
 
 
 def drep(connection: CmConnection) -> bytes:
     """A MAD with the DREP that answers the peer's DREQ."""
-    message = DREP(connection.comm_id, connection.remote_comm_id or 0, connection.drep_private_data)
-    return pack_message(message, connection.dreq_transaction_id)
+    ids = connection.comm_id, connection.remote_comm_id or 0
+    private_data, tid = connection.drep_private_data, connection.dreq_transaction_id
+    if len(private_data) > DREP.PRIVATE_DATA:
+        return pack_message(DREP(*ids, private_data), tid)
+    return _IDS.pack(HEADER_START, tid, _DREP, 0, *ids, private_data)
 
 
 def apr(connection: CmConnection, status: int, info: bytes = b"") -> bytes:
@@ -122,34 +141,3 @@ def peer_qpn(request: REQ | SIDR_REQ, message: REQ | REP) -> int:
         if request.transport_service_type == TransportServiceType.EXTENDED:
             return message.local_eecn
     return message.local_qpn
-
-
-def _requested(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
-    listener = connection.listener
-    assert listener is not None
-    kind = ConnectRequest if isinstance(message, REQ) else SidrRequest
-    event = connection.request_event = kind(connection.comm_id, listener, message, connection.path)
-    return event
-
-
-def _rejected(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
-    ari = message.ari[: message.reject_info_length]
-    return Rejected(connection.comm_id, message.reason, ari, message.private_data)
-
-
-#: The event for an action that reports one, from the connection, the trigger, and the message or error that caused it.
-REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
-    Action.REPORT_REQUEST: _requested,
-    Action.REPORT_SIDR_REQUEST: _requested,
-    Action.REPORT_REPLY: lambda c, _, rep: ConnectReply(c.comm_id, rep),
-    Action.REPORT_SIDR_REPLY: lambda c, _, rep: SidrReply(c.comm_id, rep),
-    Action.REPORT_REJECTED: _rejected,
-    Action.REPORT_ESTABLISHED: lambda c, *_: Established(c.comm_id),
-    Action.REPORT_UNREACHABLE: lambda c, _, error: Unreachable(c.comm_id, error),
-    Action.REPORT_PEER_QUESTION: lambda c, *_: PeerQuestion(c.comm_id),
-    Action.REPORT_DISCONNECT_REQUESTED: lambda c, *_: DisconnectRequested(c.comm_id),
-    Action.REPORT_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is CmTrigger.EXHAUSTED),
-    Action.REPORT_PATH_OFFERED: lambda c, _, lap: PathOffered(c.comm_id, lap),
-    Action.REPORT_PATH_ANSWERED: lambda c, _, apr: PathAnswered(c.comm_id, apr),
-    Action.REPORT_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),
-}

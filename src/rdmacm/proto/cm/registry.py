@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
+from math import inf
 
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, RTU
@@ -26,27 +27,39 @@ class Connections:
     that its messages arrive on.
     """
 
-    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_freed", "get", "timers", "unasked")
+    __slots__ = (
+        *("_armed", "_by_remote_id", "_by_remote_qpn", "_freed", "_wake_at"),
+        *("by_id", "get", "of_peer", "of_qpn", "timers", "unasked"),
+    )
 
-    def __init__(self) -> None:
-        self._by_id: dict[int, CmConnection] = {}
+    def __init__(self, wake_at: Callable[[float], None]) -> None:
+        #: Has the timers that are due looked at, at a time.
+        self._wake_at = wake_at
+        #: When they are looked at, which is not after any deadline.
+        self._armed = inf
+        #: By local communication id.
+        self.by_id: dict[int, CmConnection] = {}
         self._freed = FreedNumbers(_FREED_IDS)
         #: (remote communication id, CA GUID, path) to connection. The GUID is None for a SIDR request.
         self._by_remote_id: dict[tuple[int, int | None, Hashable], CmConnection] = {}
         #: (remote QPN, CA GUID, path) to connection.
-        self._by_remote_qpn: dict[tuple[int, int | None, Hashable], CmConnection] = {}
+        self._by_remote_qpn: dict[tuple[int | None, int | None, Hashable], CmConnection] = {}
         #: The deadlines of the timers that run, by local communication id.
         self.timers: LazyTimerHeap[int] = LazyTimerHeap(self._deadline_of)
         #: The connection with a local communication id, or None.
-        self.get: Callable[[int], CmConnection | None] = self._by_id.get
+        self.get: Callable[[int], CmConnection | None] = self.by_id.get
+        #: The connection with a (remote communication id, CA GUID, path); with None as GUID, the SIDR request.
+        self.of_peer = self._by_remote_id.get
+        #: The connection that uses a queue pair of the peer: (remote QPN, CA GUID, path).
+        self.of_qpn = self._by_remote_qpn.get
         #: Local communication ids of connections whose REP was neither answered nor sent early (``Agent.ask_peers``).
         self.unasked: dict[int, None] = {}
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def __contains__(self, comm_id: int) -> bool:
-        return comm_id in self._by_id
+        return comm_id in self.by_id
 
     def free_id(self, random: RandomSource, prefix: int | None) -> int:
         """A random communication id that no connection has, or had a moment ago.
@@ -57,34 +70,26 @@ class Connections:
             comm_id = random.getrandbits(32)
             if prefix is not None:
                 comm_id = prefix << _ID_BITS | comm_id & _ID_MASK
-            if comm_id and comm_id not in self._by_id and comm_id not in self._freed:
+            if comm_id and comm_id not in self.by_id and comm_id not in self._freed:
                 return comm_id
-
-    def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> CmConnection | None:
-        """The connection with a remote communication id; with ``guid`` None, the SIDR request with that id."""
-        return self._by_remote_id.get((remote_comm_id, guid, path))
 
     def of_message(self, message: RTU | DREQ | DREP | REJ | MRA | LAP | APR) -> CmConnection | None:
         """The connection that both communication ids of a message belong to."""
-        connection = self._by_id.get(message.remote_comm_id)
+        connection = self.by_id.get(message.remote_comm_id)
         if connection is None or connection.remote_comm_id != message.local_comm_id:
             return None
         return connection
 
     def requesting(self, comm_id: int) -> CmConnection | None:
         """The connection that has sent a REQ and does not know the peer's communication id yet."""
-        connection = self._by_id.get(comm_id)
+        connection = self.by_id.get(comm_id)
         if connection is None or not connection.is_active or connection.remote_comm_id is not None:
             return None
         return connection
 
-    def of_qpn(self, qpn: int, guid: int, path: Hashable) -> CmConnection | None:
-        """The connection that uses a queue pair of the peer."""
-        return self._by_remote_qpn.get((qpn, guid, path))
-
     def add(self, connection: CmConnection) -> None:
         """Add a new connection."""
-        self._by_id[connection.comm_id] = connection
+        self.by_id[connection.comm_id] = connection
         if not connection.is_active:
             self.add_remote(connection)
 
@@ -111,12 +116,22 @@ class Connections:
 
     def remove(self, connection: CmConnection) -> None:
         """Remove a connection, also one that is not in all tables."""
-        self.release_qpn(connection)
-        self.release_peer_id(connection)
-        if self._by_id.pop(connection.comm_id, None) is not None:
-            self._freed.add(connection.comm_id)
-        self.unasked.pop(connection.comm_id, None)
-        self.timers.discard(connection.comm_id)
+        comm_id, guid, path = connection.comm_id, connection.remote_guid, connection.path
+        if connection.remote_comm_id is not None:
+            key = connection.remote_comm_id, guid, path
+            if self._by_remote_id.get(key) is connection:
+                del self._by_remote_id[key]
+        if self._by_remote_qpn.get((connection.remote_qpn, guid, path)) is connection:  # not released with TIMEWAIT
+            self.release_qpn(connection)
+        if self.by_id.pop(comm_id, None) is not None:
+            self._freed.add(comm_id)
+        self.unasked.pop(comm_id, None)
+        self.timers.discard(comm_id)
+
+    def clear(self) -> None:
+        """Remove all connections."""
+        for table in (self.by_id, self._by_remote_id, self._by_remote_qpn, self.unasked, self.timers):
+            table.clear()
 
     # -- timers -----------------------------------------------------------------------------------------------
 
@@ -124,18 +139,28 @@ class Connections:
         """Set the one timer of a connection. Assigning None to the connection's ``deadline`` stops it."""
         connection.deadline = deadline
         self.timers.schedule(connection.comm_id, deadline)
+        if deadline < self._armed:  # rarely: nearly always an earlier timer is set
+            self._armed = deadline
+            self._wake_at(deadline)
+
+    def arm(self) -> None:
+        """Have the timers looked at when the next one is due: they were just now, and those due have fired."""
+        deadline = self.timers.next_deadline()
+        self._armed = inf if deadline is None else deadline
+        if deadline is not None:
+            self._wake_at(deadline)
 
     def pop_due(self, now: float) -> CmConnection | None:
         """A connection whose timer is due; the timer is stopped. None if there is none."""
         comm_id = self.timers.pop_due(now)
         if comm_id is None:
             return None
-        connection = self._by_id[comm_id]
+        connection = self.by_id[comm_id]
         connection.deadline = None
         return connection
 
     def _deadline_of(self, comm_id: int) -> float | None:
-        connection = self._by_id.get(comm_id)
+        connection = self.by_id.get(comm_id)
         return None if connection is None else connection.deadline
 
 

@@ -7,7 +7,11 @@ from functools import lru_cache
 from rdmacm.enums import AccessFlag
 from rdmacm.proto import plainints as bits
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
+from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
+
+#: That of a path that has none.
+DEFAULT_HOP_LIMIT = 64
 
 _FIELDS: tuple[tuple[int, str], ...] = (
     (bits.QP_EN_SQD_ASYNC_NOTIFY, "en_sqd_async_notify"),
@@ -42,6 +46,12 @@ def copy_path(path: AHAttr) -> AHAttr:
     gr = path.gr
     route = GlobalRoute(gr.dgid, gr.sgid_index, gr.flow_label, gr.hop_limit, gr.traffic_class)
     return AHAttr(path.dlid, path.sl, path.src_path_bits, path.static_rate, path.is_global, path.port_num, route)
+
+
+def vector_of(path: PathRecord, sgid_index: int, port_num: int) -> AHAttr:
+    """The address vector of a path that begins at a row of the GID table of a port."""
+    route = GlobalRoute(path.dgid, sgid_index, path.flow_label, path.hop_limit or DEFAULT_HOP_LIMIT, path.traffic_class)
+    return AHAttr(is_global=True, port_num=port_num, sl=path.sl, gr=route)
 
 
 def rtr_attributes(attr: QPAttr) -> RtrAttributes:

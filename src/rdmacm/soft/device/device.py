@@ -341,7 +341,8 @@ class SoftDevice:
         kind = _QUEUE_PAIRS.get(qp_type)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
-            self._check_fork("create_qp")
+            if self._runtime.abandoned:
+                self._check_fork("create_qp")
             if len(self._mux) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
             if qp_type is QPType.XRC_RECV:

@@ -1,6 +1,14 @@
 """Queue pair 1 of the software devices, the general services interface (GSI), over RoCEv2.
 
 It carries the management datagrams (MADs) of connection managers, each as a UD SEND of one packet.
+
+MADs leave in trains (:mod:`rdmacm.soft.device.mad_trains`):
+
+- What is sent while packets are processed leaves at the end of that turn of progress.
+- What the program sends while it has more events to fetch leaves with its next progress, or earlier with what does not
+  wait. As the program may not come back, a MAD waits only while the helper thread looks for old ones
+  (:mod:`rdmacm.soft.helper`).
+- Everything else leaves at once.
 """
 
 from __future__ import annotations
@@ -13,27 +21,25 @@ from typing import TYPE_CHECKING, Protocol
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.proto.cm.admission import Admission
 from rdmacm.proto.cm.codes import AttributeId
-from rdmacm.proto.cm.events import NetworkError
-from rdmacm.proto.constants import GSI_QPN, ICRC_LENGTH, PSN_MASK, RESIDUE
-from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
+from rdmacm.proto.cm.connection import NetworkError
+from rdmacm.proto.constants import GSI_QPN, ICRC_LENGTH, MOST_IN_TRAIN, RESIDUE
+from rdmacm.proto.mad import GSI_Q_KEY
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.icrc import Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.provider import UndeliveredTap
 from rdmacm.soft.connection_manager import Triage
-from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, WireRoute
+from rdmacm.soft.device.mad_trains import MAX_PEERS, PACKET_LENGTH, Carrier, MadTrains
+from rdmacm.soft.wire.base import SocketAddress, Undelivered, WirePath
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-    from random import Random
 
-    from rdmacm.progress.runtime import Runtime
     from rdmacm.proto.wire import Buffer
     from rdmacm.soft.connection_manager import OnUndelivered
 
 _HEADERS_LENGTH = BTH_DETH_STRUCT.size
-_PACKET_LENGTH = _HEADERS_LENGTH + MAD_SIZE + ICRC_LENGTH
 #: Of a request: where its transaction id and its communication id (of a SIDR_REQ the request id) begin.
 _TRANSACTION_ID = struct.Struct(f"!{_HEADERS_LENGTH + 8}xQ")
 _COMM_ID = struct.Struct(f"!{_HEADERS_LENGTH + 24}xI")
@@ -45,29 +51,23 @@ _REQ, _REJ = int(AttributeId.REQ) & 0xFF, int(AttributeId.REJ) & 0xFF
 _ENDS = (int(AttributeId.DREQ) & 0xFF, int(AttributeId.DREP) & 0xFF)
 _SERVICE_ID = struct.Struct(f"!{SERVICE_ID}xQ")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
-#: Peers whose addresses are kept for sending, and as many for receiving.
-_MAX_PEERS = 256
 #: A host that has an address of IPv6 has 2**64 of them.
 _SOURCE_BYTES = 8
 
 
-class GsiCarrier(Protocol):
+class GsiCarrier(Carrier, Protocol):
     """What the GSI uses of :class:`rdmacm.soft.device.multiplexer.QPMultiplexer`, which says what each does."""
 
-    runtime: Runtime
-    wire: Wire
-    random: Random
     dropped: Counter[str]
     undelivered_tap: UndeliveredTap | None
 
     @property
     def opened(self) -> bool: ...
 
+    @property
+    def is_processing(self) -> bool: ...
+
     def open(self) -> None: ...
-
-    def acknowledge(self) -> None: ...
-
-    def route(self, path: WirePath, traffic_class: int) -> WireRoute: ...
 
     def hold_qpn(self, qpn: int, until: float) -> None: ...
 
@@ -93,21 +93,22 @@ class RoceGsi:
         #: See :class:`rdmacm.soft.connection_manager.Gsi`.
         self.on_shortage: Callable[[], None] | None = None
         mux.wire.on_undelivered = self._undelivered
-        #: By path and traffic class: the route, and the start value of the ICRC.
-        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
-        #: By socket address of the peer and local address: the path, its ICRC, and the start value of that.
-        self._sources: dict[tuple[SocketAddress, bytes], tuple[WirePath, Icrc, int]] = {}
+        #: The MADs that wait to be sent.
+        self.outbox = MadTrains(mux)
+        #: By socket address of the peer and local address: the path, its ICRC, the start value of that, and what the
+        #: CRC over a packet gives.
+        self._sources: dict[tuple[SocketAddress, bytes], tuple[WirePath, Icrc, int, set[int]]] = {}
+        #: What it gives for IPv4, as far as packets had identifications of trains, and for IPv6.
+        self._residues = {RESIDUE}, {RESIDUE}
         #: Which requests are processed, and the datagrams with those that wait.
         self._admission: Admission[tuple[bytes, SocketAddress, bytes]] = Admission(
             mux.random.getrandbits(128).to_bytes(16, "big")
         )
-        #: Whether a call is requested for the next request that waits.
-        self._is_called = False
+        #: Whether a call is requested for the next request that waits, and whether it is being made.
+        self._is_called = self._is_processing = False
         #: The service ids that requests are received for, by the wire's token, and how often.
         self._tokens: dict[object, int] = {}
         self._services: Counter[int] = Counter()
-        #: The PSN of the last packet sent.
-        self._psn = mux.random.getrandbits(24)
 
     @property
     def id_prefix(self) -> int:
@@ -147,35 +148,31 @@ class RoceGsi:
         self._admission.clear()
         self._mux.wire.hold_request = None
         self._is_called = False
-        self._routes.clear()
+        self.outbox.clear()
         self._sources.clear()
 
-    def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
-        """Send a MAD of 256 bytes to a peer's connection manager; False if it was lost at once. The lock is held."""
-        mux = self._mux
+    def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> None:
+        """Send a MAD of 256 bytes to a peer's connection manager, now or soon. The lock is held."""
+        mux, outbox = self._mux, self.outbox
         if not mux.opened:
             mux.open()
-        mux.acknowledge()  # a peer gets its ACKs before it is told that the connection ends
-        route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
         if mad[_ATTRIBUTE_BYTE - _HEADERS_LENGTH] in _ENDS:
             mux.wire.leaves_peers = True
-        self._psn = (self._psn + 1) & PSN_MASK
-        headers = BTH_DETH_STRUCT.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)
-        crc = crc32(mad, crc32(headers, start))
-        return mux.wire.send(route, (headers, mad, ICRC_STRUCT.pack(crc)))
-
-    def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, int]:
-        if len(self._routes) >= _MAX_PEERS:
-            self._routes.clear()
-        route = self._mux.route(path, traffic_class)
-        icrc = icrc_between(path.local, path.remote, route.source_port)
-        found = self._routes[path, traffic_class] = route, icrc.start(_PACKET_LENGTH)
-        return found
+        waits = mux.is_processing or self._is_processing
+        if not waits and mux.runtime.has_more_events:
+            outbox.wishes += 1
+            waits = outbox.may_wait
+        if not waits and not outbox:
+            outbox.send_one(path, traffic_class, mad)
+            return
+        outbox.add(path, traffic_class, mad)
+        if not waits:
+            outbox.send()
 
     def received(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
         """Process a packet for QP 1, if it is one of a connection manager."""
         dropped = self._mux.dropped
-        if len(data) != _PACKET_LENGTH:
+        if len(data) != PACKET_LENGTH:
             dropped["gsi_length"] += 1
             return
         opcode, flags, pkey, _, _, qkey, _ = BTH_DETH_STRUCT.unpack_from(data)
@@ -224,7 +221,7 @@ class RoceGsi:
 
     def _hold_request(self, data: memoryview, source: SocketAddress, destination: bytes) -> bool:
         """Let a request wait that has just been read. See :attr:`rdmacm.soft.wire.base.Wire.hold_request`."""
-        if len(data) != _PACKET_LENGTH or data[_ATTRIBUTE_BYTE] != _REQ or not is_request(data):
+        if len(data) != PACKET_LENGTH or data[_ATTRIBUTE_BYTE] != _REQ or not is_request(data):
             return False
         (service_id,) = _SERVICE_ID.unpack_from(data)
         if service_id not in self._services:
@@ -236,9 +233,15 @@ class RoceGsi:
         """Process the requests that may be, and have this called when the next one may."""
         self._is_called = False
         self._mux.wire.hold_request = None
-        while (request := self._admission.take(now)) is not None:
-            data, source, destination = request
-            self._process(memoryview(data), source, destination, now)
+        self._is_processing = True
+        try:
+            while (request := self._admission.take(now)) is not None:
+                data, source, destination = request
+                self._process(memoryview(data), source, destination, now)
+        finally:
+            self._is_processing = False
+            if self.outbox and not self._mux.is_processing:
+                self.outbox.send()
         when = self._admission.next_time(now)
         if when is not None and not self._is_called:
             self._mux.wire.hold_request = self._hold_request
@@ -258,11 +261,18 @@ class RoceGsi:
 
     def _process(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
         dropped = self._mux.dropped
-        path, icrc, start = self._sources.get((source, destination)) or self._new_source(source, destination)
-        # Nearly every sender has IPv4 identification 0, as this one has.
-        if crc32(data, start) != RESIDUE and icrc.solve((data,)) is None:
-            dropped["icrc"] += 1
-        elif self.on_mad is not None:
+        path, icrc, start, residues = self._sources.get((source, destination)) or self._new_source(source, destination)
+        # Nearly every sender has the IPv4 identifications that this one has: the place of the packet in its train.
+        crc = crc32(data, start)
+        if crc not in residues:
+            identification = icrc.solve((data,))
+            if identification is None:
+                dropped["icrc"] += 1
+                return
+            if identification < MOST_IN_TRAIN and not data[4]:  # which the start value takes for 0
+                residues.add(crc)
+        self.outbox.answered(path)
+        if self.on_mad is not None:
             self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
 
     def _undelivered(self, report: Undelivered) -> None:
@@ -273,7 +283,9 @@ class RoceGsi:
         opcode, _, _, _, _, qkey, source_qpn = BTH_DETH_STRUCT.unpack_from(quote)
         if opcode != _UD_SEND_ONLY or qkey != GSI_Q_KEY or source_qpn != GSI_QPN:
             self._mux.dropped["undelivered"] += 1
-        elif self.on_undelivered is not None:
+            return
+        self.outbox.undelivered(destination)
+        if self.on_undelivered is not None:
             (transaction_id,), (comm_id,) = _TRANSACTION_ID.unpack_from(quote), _COMM_ID.unpack_from(quote)
 
             def is_path(path: WirePath) -> bool:
@@ -282,13 +294,14 @@ class RoceGsi:
             error = NetworkError(code, reporter)
             self.on_undelivered(comm_id, transaction_id, is_path, error, self._mux.runtime.clock())
 
-    def _new_source(self, source: SocketAddress, destination: bytes) -> tuple[WirePath, Icrc, int]:
-        if len(self._sources) >= _MAX_PEERS:
+    def _new_source(self, source: SocketAddress, destination: bytes) -> tuple[WirePath, Icrc, int, set[int]]:
+        if len(self._sources) >= MAX_PEERS:
             self._sources.clear()
         remote = _packed_host(source[0], destination)
         icrc = icrc_between(remote, destination, source[1])
         path = WirePath(destination, remote, source[3] if len(source) == 4 else 0)
-        found = self._sources[source, destination] = path, icrc, icrc.start(_PACKET_LENGTH)
+        found = path, icrc, icrc.start(PACKET_LENGTH), self._residues[icrc.is_ipv6]
+        self._sources[source, destination] = found
         return found
 
 

@@ -64,6 +64,9 @@ _FREED_QPNS = 512
 _SLOT_QPNS = 3840
 #: Queue pairs of one wire that owns all slots.
 MAX_QP = MAX_SLOT * _SLOT_QPNS - _FREED_QPNS
+#: When the numbers have run out, and less than one in so many is found to be free again, there are too few: the search
+#: through all that are held would soon be repeated.
+_SPARE = 8
 #: The least number of held queue pair numbers that are looked through for those whose time is over.
 _LEAST_SWEEP = 256
 #: Routes to peers that are kept.
@@ -110,8 +113,8 @@ class QPMultiplexer:
         self._deferrals = 0
         #: The queue pairs that have an ACK to send, and nothing else. It may wait for a moment.
         self.pending_acks: dict[MultiplexedQP, None] = {}
-        #: Whether packets or timers are being processed: queue pairs that want to send wait for their turn.
-        self._is_processing = False
+        #: Whether packets or timers are being processed: queue pairs and the GSI that want to send wait for their turn.
+        self.is_processing = False
         #: Whether packets have been received that are not processed yet.
         self._is_receiving = False
         #: The queue pairs, by number.
@@ -191,7 +194,7 @@ class QPMultiplexer:
     def close(self) -> None:
         """Stop sending and receiving. Queue pairs that are left are without a wire."""
         with self.runtime.lock:
-            self.acknowledge()
+            self.gsi.outbox.send()
             self.opened = False
             if self.core_wire is not None:
                 self.core_wire.acknowledge()
@@ -242,7 +245,7 @@ class QPMultiplexer:
         now = self.runtime.clock()
         if self._numbers_left() <= 0:
             self._sweep(now)
-            if self._numbers_left() <= 0:
+            if self._numbers_left() <= _SLOT_QPNS // _SPARE:
                 self._claim_slot()
         slots = self.wire.slots
         while True:
@@ -273,6 +276,8 @@ class QPMultiplexer:
         try:
             self.wire.claim_slot()
         except RdmaError as error:
+            if self._numbers_left() > 0:
+                return
             text = f"{len(self._qps)} queue pairs are in use, {len(self._held)} were until just now, and there is no "
             text += f"number for another one: {error}"
             raise cm_error(errno.ENOMEM, text, "create_qp") from error
@@ -339,10 +344,12 @@ class QPMultiplexer:
         ``now``: the time, if the caller has just read the clock.
         """
         with self.runtime.lock:
-            if not self.opened or self._is_processing or self._is_receiving:
+            if not self.opened or self.is_processing or self._is_receiving:
                 return False
             self._is_receiving = True
             try:
+                if self.gsi.outbox:
+                    self.gsi.outbox.send()
                 return self._progress(result_queue, skip_poll, now)
             finally:
                 self._is_receiving = False
@@ -384,7 +391,7 @@ class QPMultiplexer:
     def _dispatch(self, found: Sequence[Received], now: float) -> None:
         """Deliver what was received, each packet to its queue pair."""
         qps, core_wire = self._qps, self.core_wire
-        self._is_processing = True
+        self.is_processing = True
         if core_wire is not None:
             core_wire.is_processing = True
         try:
@@ -404,24 +411,28 @@ class QPMultiplexer:
                 if self.pending_acks:
                     self.acknowledge()  # the sender of a train has more, and its window must not close
         finally:
-            self._is_processing = False
+            self._end_processing()
             if core_wire is not None:
-                core_wire.is_processing = False
                 core_wire.end_arrivals()
 
     def _call_timers_and_send(self, now: float) -> None:
         core_wire = self.core_wire
-        self._is_processing = True
+        self.is_processing = True
         if core_wire is not None:
             core_wire.is_processing = True
         try:
             self._call_timers(now)
             self._take_turns(now)
         finally:
-            self._is_processing = False
-            if core_wire is not None:
-                core_wire.is_processing = False
+            self._end_processing()
         self._request_call()
+
+    def _end_processing(self) -> None:
+        self.is_processing = False
+        if self.core_wire is not None:
+            self.core_wire.is_processing = False
+        if self.gsi.outbox:
+            self.gsi.outbox.send()
 
     def see_core_wire(self) -> None:
         """Do what the compiled core leaves to Python."""
@@ -432,7 +443,7 @@ class QPMultiplexer:
             self.runtime.waiters.wake()
         if core_wire.has_work:
             self._take_work(core_wire)
-        if not self._is_processing:
+        if not self.is_processing:
             if not self._is_receiving and core_wire.has_arrivals:
                 self.progress()
             if self._send_queue:
@@ -502,11 +513,11 @@ class QPMultiplexer:
 
     def send_now(self, qp: MultiplexedQP, now: float) -> None:
         """Send what a queue pair was just given, after the queue pairs that wait for their turn."""
-        if self._send_queue or self._is_processing or not self.opened:
+        if self._send_queue or self.is_processing or not self.opened:
             self.ready(qp)
             if not self.opened:
                 self.runtime.check_fork("open_device", "device")
-            elif not self._is_processing:
+            elif not self.is_processing:
                 self._take_turns(now)
                 self._request_call()
             return

@@ -27,7 +27,7 @@ from rdmacm.proto.plainints import (
 )
 from rdmacm.proto.work import SendWork
 from rdmacm.provider import log
-from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, rtr_attributes, rts_attributes
+from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, rtr_attributes, rts_attributes, vector_of
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from rdmacm.proto._core import CompletionQueue, Connection
     from rdmacm.proto.engine import EngineFactory, QPEngine
+    from rdmacm.proto.sa import PathRecord
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
     from rdmacm.verbs.wr import SendWR
 
@@ -56,7 +57,16 @@ class SoftQP(WorkQueues["QPEngine"]):
     """
 
     core: Connection | None
-    __slots__ = ("_destination", "_drain_reported", "_established", "_memory", "_route", "_source", "on_comm_est")
+    __slots__ = (
+        "_destination",
+        "_drain_reported",
+        "_established",
+        "_memory",
+        "_route",
+        "_source",
+        "_vector",
+        "on_comm_est",
+    )
 
     def _set_up(self, _parts: DeviceParts) -> None:
         #: Called with the first packet that is accepted, for the id that it is attached to.
@@ -67,6 +77,8 @@ class SoftQP(WorkQueues["QPEngine"]):
         super()._enter_reset()
         #: What the peer may touch; None without an engine.
         self._memory: RemoteMemory | None = None
+        #: What the address vector is made of when it is asked for, where an id has set the peer.
+        self._vector: tuple[PathRecord, int, int] | None = None
         #: The way to the peer, from RTR on.
         self._route: WireRoute | None = None
         #: Socket address and local address of the last packet that was accepted: others from there need no check.
@@ -84,6 +96,7 @@ class SoftQP(WorkQueues["QPEngine"]):
         super()._take_attributes(attr, bits)
         if route is not None:
             self.attr.ah_attr = copy_path(attr.ah_attr)
+            self._vector = None
             self._use_route(route)
         if self._engine is not None:
             self._change_engine(self._engine, bits, self.attr)
@@ -103,10 +116,20 @@ class SoftQP(WorkQueues["QPEngine"]):
                 if deadline is not None:
                     self._mux.schedule(self, deadline)
 
-    def advance(self, state: QPState) -> None:
+    def query(self) -> QPAttr:
+        found = super().query()
+        if self._vector is not None:
+            found.ah_attr = vector_of(*self._vector)
+        return found
+
+    def advance(
+        self, state: QPState, path: WirePath | None = None, vector: tuple[PathRecord, int, int] | None = None
+    ) -> None:
         """To INIT, or to RTS through the states before it, with the values of :attr:`attr`.
 
-        This is how an id takes its queue pair along; it has checked the values. EINVAL if the state is not ahead.
+        ``path`` and ``vector``, for RTS, are those of the address vector: the latter is the path record, the index of
+        the source GID, and the number of the port. This is how an id takes its queue pair along; it has checked the
+        values. EINVAL if the state is not ahead.
         """
         with self._mux.runtime.lock:
             if self._closed:
@@ -114,8 +137,9 @@ class SoftQP(WorkQueues["QPEngine"]):
             if self.state is not _RESET and (self.state is not _INIT or state is _INIT):
                 raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
             attr = self._attr or self.attr
-            if state is _RTS:
-                self._use_route(self._route_to(attr))
+            if path is not None and vector is not None:
+                self._vector = vector
+                self._use_route(self._mux.route(path, vector[0].traffic_class))
             if log.enabled:
                 self._log_change(self.state, "its id", state)
             self.state = state
@@ -209,7 +233,8 @@ class SoftQP(WorkQueues["QPEngine"]):
     def _use_route(self, route: WireRoute) -> None:
         self._route = route
         self._source = None
-        self._leave_core()
+        if self.core is not None:
+            self._leave_core()
         if self._engine is not None:
             self._set_engine_route(self._engine, route)
 

@@ -247,7 +247,8 @@ class WorkQueues(Generic[E]):
     def _fail(self, why: str) -> None:
         """To the error state: everything posted completes, in order."""
         engine = self._engine
-        self._leave_core()
+        if self.core is not None:
+            self._leave_core()
         if log.enabled and self.state is not _ERR:
             self._log_change(self.state, why, _ERR)
         self.state = _ERR
@@ -283,9 +284,11 @@ class WorkQueues(Generic[E]):
 
     def _reset(self) -> None:
         """Forget everything posted, and the completions that were not polled."""
-        self._leave_core()
+        if self.core is not None:
+            self._leave_core()
         self._enter_reset()
-        self._tell_core_wire()
+        if not self._closed:
+            self._tell_core_wire()
         self._drop_completions()
 
     def _drop_completions(self) -> None:
@@ -304,7 +307,8 @@ class WorkQueues(Generic[E]):
         with self._mux.runtime.lock:
             self._mux.acknowledge()
             self._closed = True
-            self._leave_core()
+            if self.core is not None:
+                self._leave_core()
             self._reset()
             self._mux.detach(self)
 

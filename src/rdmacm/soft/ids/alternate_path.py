@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, ap_text
-from rdmacm.proto.cm.messages import REQ
+from rdmacm.proto.cm.messages import APR, LAP, REQ
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider.cmstate import State
@@ -20,7 +20,6 @@ from rdmacm.soft.ids.request import alternate_of_request
 
 if TYPE_CHECKING:
     from rdmacm.proto.cm.connection import CmConnection
-    from rdmacm.proto.cm.events import PathAnswered, PathOffered
     from rdmacm.provider import PathDone
     from rdmacm.soft.ids.id_state import IdState
     from rdmacm.soft.ids.link import Link
@@ -79,7 +78,6 @@ class AlternatePath:
             timeout = ack_timeout(_CA_ACK_DELAY, path.packet_life_time) if option is None else option & 31
             link.cm.agent.load_path(connection.comm_id, link.request_path(path, timeout), core.runtime.clock())
             self._loading, self._done = path, done
-            link.cm.dispatch()
 
     def answer(self, status: int) -> None:
         core, link = self._core, self._link
@@ -93,37 +91,36 @@ class AlternatePath:
             link.cm.agent.answer_path(self._connection.comm_id, status, core.runtime.clock())
             if status == ApStatus.SUCCESS:
                 self._take(path)
-            link.cm.dispatch()
 
     # -- reports of the engine ------------------------------------------------------------------------
 
-    def was_offered(self, event: PathOffered) -> None:
+    def was_offered(self, lap: LAP) -> None:
         """The peer offers a path."""
         core, link, request = self._core, self._link, self._connection.request
         assert isinstance(request, REQ)
-        alternate = event.lap.alternate
+        alternate = lap.alternate
         record = alternate_of_request(request, alternate)
         status: ApStatus | None = ApStatus.UNSUPPORTED
         if self._is_allowed:
             is_current = (record.slid, record.dlid) == (core.paths[0].slid, core.paths[0].dlid)
             status = ApStatus.IS_CURRENT if is_current else link.path_fault(alternate)
         if status is not None:
-            link.cm.agent.answer_path(event.comm_id, status, core.runtime.clock())
+            link.cm.agent.answer_path(self._connection.comm_id, status, core.runtime.clock())
             return
         self.offered = record
         core.post(CmEventType.ALTERNATE_PATH)
 
-    def was_answered(self, event: PathAnswered) -> None:
+    def was_answered(self, apr: APR | None) -> None:
         """The peer has answered what :meth:`load` has offered, or has not."""
         path = self._loading
-        if event.apr is None:
+        if apr is None:
             self._finish(errno.ETIMEDOUT, "the peer did not answer the LAP")
-        elif event.apr.ap_status == ApStatus.SUCCESS and path is not None:
+        elif apr.ap_status == ApStatus.SUCCESS and path is not None:
             self._take(path)
             self._finish(0, "")
         else:
-            code = errno.EOPNOTSUPP if event.apr.ap_status == ApStatus.UNSUPPORTED else errno.ECONNREFUSED
-            self._finish(code, ap_text(event.apr.ap_status))
+            code = errno.EOPNOTSUPP if apr.ap_status == ApStatus.UNSUPPORTED else errno.ECONNREFUSED
+            self._finish(code, ap_text(apr.ap_status))
 
     def end(self, code: int, text: str) -> None:
         """The connection is over: nothing is offered, and a load has failed with this errno."""

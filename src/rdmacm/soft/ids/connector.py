@@ -10,7 +10,7 @@ pair: it fills in the attributes that a queue pair needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Protocol
 
 from rdmacm.provider import AlternatePathBackend
@@ -93,8 +93,8 @@ class Connector(Protocol):
 
     # -- active side ----------------------------------------------------------------------------------
 
-    def prepare_connect(self, param: ConnParam, qp_num: int, ece: Ece) -> Callable[[], None]:
-        """Check and build the request; calling the result sends it. EINVAL when the private data do not fit."""
+    def connect(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
+        """Check and send the request. EINVAL when the private data do not fit."""
 
     def confirm(self) -> None:
         """Confirm the reply: the connection is established."""
@@ -124,8 +124,14 @@ class Connector(Protocol):
 
     # -- queue pair attributes ------------------------------------------------------------------------
 
-    def connected_attributes(self, attr: QPAttr) -> None:
-        """Fill in what a queue pair needs to get to RTR and RTS; CmStateError before the peer has sent its half."""
+    def connected_attributes(self, attr: QPAttr) -> Hashable:
+        """Fill in what a queue pair needs to get to RTR and RTS, but for the address vector, which is the link's.
 
-    def access(self) -> AccessFlag | None:
-        """What the peer may do with local memory; None while there is no connection."""
+        Returns the path of the connection. CmStateError before the peer has sent its half.
+        """
+
+    def access(self, depth: int | None = None) -> AccessFlag | None:
+        """What the peer may do with local memory; None while there is no connection.
+
+        ``depth``: how many READs and atomics of the peer may be in progress, where that is known.
+        """

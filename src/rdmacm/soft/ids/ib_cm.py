@@ -1,6 +1,6 @@
 """Connecting by the InfiniBand connection manager, for RoCE and InfiniBand ids.
 
-The connector turns parameters and private data into REQ, REP, REJ and SIDR messages, and events of the agent
+The connector turns parameters and private data into REQ, REP, REJ and SIDR messages, and what the agent tells
 (:mod:`rdmacm.proto.cm.engine`) into calls of its user. The agent orders and repeats the messages.
 """
 
@@ -26,26 +26,9 @@ from rdmacm.proto.cm.codes import (
     rejection_text,
     sidr_text,
 )
-from rdmacm.proto.cm.connection import CmConnection, CmListener
-from rdmacm.proto.cm.events import (
-    ConnectReply,
-    ConnectRequest,
-    Disconnected,
-    DisconnectRequested,
-    Established,
-    Event,
-    Failed,
-    NetworkError,
-    PathAnswered,
-    PathOffered,
-    Rejected,
-    SidrReply,
-    SidrRequest,
-    TimewaitExit,
-    Unreachable,
-)
-from rdmacm.proto.cm.messages import NO_PATH, REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
-from rdmacm.proto.cm.outgoing import peer_qpn
+from rdmacm.proto.cm.connection import CmConnection, CmListener, NetworkError
+from rdmacm.proto.cm.engine import Agent
+from rdmacm.proto.cm.messages import APR, LAP, NO_PATH, REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.constants import ROCE_PORT
@@ -107,8 +90,8 @@ class IbCmUser(ConnectorUser, Protocol):
     def resolver(self) -> Resolver:
         """How it resolves addresses."""
 
-    def check_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
-        """Why a request does not fit this host; None if it does."""
+    def other_link(self) -> Link:
+        """The link for a request to a wildcard listener that has come through an InfiniBand port."""
 
     def post_request(self, take: Callable[[], QueuedEvent | None]) -> None:
         """Queue a CONNECT_REQUEST for the application. ``take()`` makes the event when the application fetches it.
@@ -116,14 +99,27 @@ class IbCmUser(ConnectorUser, Protocol):
         It returns None if the request has been withdrawn.
         """
 
-    def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
+    def take_request(self, request: CmConnection, cm: ConnectionManager) -> QueuedEvent | Refusal:
         """Make an id of a request, and its CONNECT_REQUEST; or return why the request does not fit this host."""
 
 
 class IbCmConnector:
     """See :class:`rdmacm.soft.ids.connector.Connector`; ``core`` and ``user`` are two sides of the same id."""
 
-    __slots__ = ("_accepted", "_alternate", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
+    __slots__ = (
+        "_accepted",
+        "_agent",
+        "_alternate",
+        "_connection",
+        "_id",
+        "_listeners",
+        "_to_post",
+        "_user",
+        "peer_ece",
+    )
+
+    #: The agent of the connection; set with it.
+    _agent: Agent
 
     def __init__(self, core: IdState, user: IbCmUser) -> None:
         #: The id, as its link and its connector share it.
@@ -154,10 +150,6 @@ class IbCmConnector:
     @property
     def is_put_off(self) -> bool:
         return self._connection is not None and self._connection.is_put_off
-
-    @property
-    def _cm(self) -> ConnectionManager:
-        return self._user.link.cm
 
     def _open(self) -> CmConnection:
         assert self._connection is not None
@@ -207,22 +199,25 @@ class IbCmConnector:
         scope_id = path.scope_id if isinstance(path, WirePath) else 0
         return header.destination == local.ip and (not local.scope_id or scope_id in (0, local.scope_id))
 
-    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
+    def requested(self, request: CmConnection, cm: ConnectionManager) -> None:
         """See :class:`rdmacm.soft.connection_manager.RequestHandler`.
 
         The request stays in the backlog until the application fetches its event; it has no id before.
         """
-        refusal = self._user.check_request(event, cm)
-        if refusal is None:
-            self._post_requests(cm, event.listener)
-        else:
-            self._refuse(event, refusal, cm)
+        link = self._user.link
+        if cm is not link.cm:
+            link = self._user.other_link()
+        refusal = link.check_request(request, isinstance(self._id.local_addr, InetAddr), cm)
+        if refusal is not None:
+            self._refuse(request, refusal, cm)
+        elif request.listener is not None:
+            self._post_requests(cm, request.listener)
 
-    def _refuse(self, event: ConnectRequest | SidrRequest, refusal: Refusal, cm: ConnectionManager) -> None:
-        if isinstance(event.request, REQ):
-            cm.agent.reject(event.comm_id, self._now(), refusal[0], ari=refusal[1])
+    def _refuse(self, request: CmConnection, refusal: Refusal, cm: ConnectionManager) -> None:
+        if isinstance(request.request, REQ):
+            cm.agent.reject(request.comm_id, self._now(), refusal[0], ari=refusal[1])
         else:
-            cm.agent.destroy(event.comm_id, self._now())
+            cm.agent.destroy(request.comm_id, self._now())
 
     def allow_requests(self, count: int) -> None:
         self._to_post = (self._to_post or 0) + count
@@ -231,7 +226,8 @@ class IbCmConnector:
 
     def _post_requests(self, cm: ConnectionManager, listener: CmListener) -> None:
         """Post an event for each request of the backlog that has none, as far as that is wanted."""
-        while listener.posted < len(listener.requests) and self._to_post != 0:
+        waiting = len(listener.requests)
+        while listener.posted < waiting and self._to_post != 0:
             if self._to_post is not None:
                 self._to_post -= 1
             listener.posted += 1
@@ -240,38 +236,39 @@ class IbCmConnector:
     def _take(self, cm: ConnectionManager, listener: CmListener) -> QueuedEvent | None:
         """Take the next request from the backlog, in the turn of its source: not always the one that was posted."""
         listener.posted -= 1
-        while (event := cm.agent.next_request(listener)) is not None:
+        while (request := cm.agent.next_request(listener)) is not None:
             try:
-                found = self._user.take_request(event, cm)
+                found = self._user.take_request(request, cm)
             except Exception as error:  # it ends this request only
-                cm.failed(event.comm_id, error)
+                cm.raised(request, error)
             else:
                 if isinstance(found, QueuedEvent):
                     return found
-                self._refuse(event, found, cm)
-            cm.dispatch()
+                self._refuse(request, found, cm)
         if self._to_post is not None:
             self._to_post += 1
         return None
 
-    def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam | UdParam:
+    def begin_passive(self, connection: CmConnection, cm: ConnectionManager) -> ConnParam | UdParam:
         """Take over the connection of a request. Returns the parameters of the request."""
-        request = event.request
+        request = connection.request
         if isinstance(request, REQ) and request.vendor_id:
             self.peer_ece = Ece(request.vendor_id, request.attr_mod)
-        self._connection = cm.own(event.comm_id, self)
+        self._agent, self._connection = cm.agent, connection
+        connection.owner = self
         if len(self._id.paths) > 1:
-            cm.agent.set_alternate(event.comm_id, self._user.link.cm_path(self._id.paths[1]))
+            cm.agent.set_alternate(connection.comm_id, self._user.link.cm_path(self._id.paths[1]))
         return param_of_request(request, isinstance(self._id.local_addr, InetAddr))
 
     # -- connecting -----------------------------------------------------------------------------------
 
-    def prepare_connect(self, param: ConnParam, qp_num: int, ece: Ece) -> Callable[[], None]:
+    def connect(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
         core, link = self._id, self._user.link
         peer, local = core.peer_addr, core.local_addr
         is_datagram = core.qp_type == QPType.UD
-        self._check_size(param.private_data, SIDR_REQ if is_datagram else REQ, "connect")
         private_data = param.private_data
+        if private_data:
+            self._check_size(private_data, SIDR_REQ if is_datagram else REQ, "connect")
         if isinstance(peer, InetAddr):
             assert isinstance(local, InetAddr)
             private_data = PrivateDataHeader.pack_between(local, peer) + private_data
@@ -279,31 +276,23 @@ class IbCmConnector:
         else:
             assert peer is not None
             service = peer.sid
-        path = link.cm_path(core.paths[0])
-        alternate = link.cm_path(core.paths[1]) if len(core.paths) > 1 else None
-
-        def send() -> None:
-            cm, now = self._cm, self._now()
-            agent = cm.agent
-            agent.machine.stepping = None
-            try:
-                if is_datagram:
-                    comm_id = agent.sidr_request(
-                        path, SIDR_REQ(service, partition_key=link.partition(), private_data=private_data), now
-                    )
-                else:
-                    request = self._request(service, private_data, param, qp_num, ece)
-                    life = core.paths[0].packet_life_time
-                    comm_id = agent.connect(path, request, now, packet_life_time=life)
-                    if alternate is not None:
-                        agent.set_alternate(comm_id, alternate)
-            except BaseException:
-                cm.request_raised()
-                raise
-            self._connection = cm.own(comm_id, self)
-            cm.dispatch()
-
-        return send
+        path, now = link.cm_path(core.paths[0]), core.runtime.clock()
+        agent = link.cm.agent
+        agent.machine.stepping = None
+        try:
+            if is_datagram:
+                query = SIDR_REQ(service, partition_key=link.partition(), private_data=private_data)
+                comm_id = agent.sidr_request(path, query, now, owner=self)
+            else:
+                request = self._request(service, private_data, param, qp_num, ece)
+                life = core.paths[0].packet_life_time
+                comm_id = agent.connect(path, request, now, packet_life_time=life, owner=self)
+                if len(core.paths) > 1:
+                    agent.set_alternate(comm_id, link.cm_path(core.paths[1]))
+        except BaseException:
+            link.cm.request_raised()
+            raise
+        self._agent, self._connection = agent, agent.connection(comm_id)
 
     def _request(self, service: int, private_data: bytes, param: ConnParam, qp_num: int, ece: Ece) -> REQ:
         core, link = self._id, self._user.link
@@ -343,27 +332,29 @@ class IbCmConnector:
         return view.device.node_guid
 
     def confirm(self) -> None:
-        cm = self._cm
-        cm.agent.send_rtu(self._open().comm_id, self._now())
-        cm.dispatch()
+        connection = self._connection
+        assert connection is not None
+        self._agent.send_rtu(connection.comm_id, self._id.runtime.clock())
 
     def refuse(self) -> None:
         with contextlib.suppress(CmStateError):
-            self._cm.agent.reject(self._open().comm_id, self._now())
-        self._cm.dispatch()
+            self._agent.reject(self._open().comm_id, self._now())
 
     # -- answering ------------------------------------------------------------------------------------
 
     def _failover_accepted(self) -> FailoverAccepted:
-        request = self._open().request
+        connection = self._connection
+        assert connection is not None
+        request = connection.request
         if not isinstance(request, REQ) or request.alternate is NO_PATH or len(self._id.paths) > 1:
             return FailoverAccepted.ACCEPTED
         return self._user.link.no_failover
 
     def prepare_accept(self, param: ConnParam) -> None:
         peer = self._id.peer_addr
-        self._check_size(param.private_data, SIDR_REP if self._id.qp_type == QPType.UD else REP, "accept")
-        if self._open().state not in states.AWAITING_USER:
+        if param.private_data:
+            self._check_size(param.private_data, SIDR_REP if self._id.qp_type == QPType.UD else REP, "accept")
+        if self._connection is None or self._connection.state not in states.AWAITING_USER:
             raise CmStateError(errno.EINVAL, "the peer has given up meanwhile", "accept", str(peer), "destroy the id")
         self._accepted = param
 
@@ -384,31 +375,30 @@ class IbCmConnector:
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
-        cm = self._cm
-        cm.agent.accept(self._open().comm_id, reply, self._now())
-        cm.dispatch()
+        connection = self._connection
+        assert connection is not None
+        self._agent.accept(connection.comm_id, reply, self._id.runtime.clock())
 
     def accept_datagram(self, param: ConnParam, qp_num: int, qkey: int) -> None:
         reply = SIDR_REP(qpn=qp_num, q_key=qkey, private_data=param.private_data)
-        self._cm.agent.sidr_reply(self._open().comm_id, reply, self._now())
-        self._cm.dispatch()
+        self._agent.sidr_reply(self._open().comm_id, reply, self._now())
 
     def reject(self, private_data: bytes, reason: int) -> None:
         if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
             raise cm_error(errno.EINVAL, f"reason {reason} is not one that an application may give", "reject")
         is_datagram = self._id.qp_type == QPType.UD
-        self._check_size(private_data, SIDR_REP if is_datagram else REJ, "reject")
-        agent, comm_id, now = self._cm.agent, self._open().comm_id, self._now()
+        if private_data:
+            self._check_size(private_data, SIDR_REP if is_datagram else REJ, "reject")
+        agent, comm_id, now = self._agent, self._open().comm_id, self._now()
         if is_datagram:
             agent.sidr_reply(comm_id, SIDR_REP(status=SidrStatus.REJECT, private_data=private_data), now)
         else:
             agent.reject(comm_id, now, reason, private_data)
-        self._cm.dispatch()
 
     def _check_size(self, private_data: bytes, kind: type[Message], step: str) -> None:
         address: Address | None = self._id.peer_addr
         room = (_ROOM_IB if isinstance(address, SockAddrIB) else _ROOM_IP)[kind]
-        if private_data and len(private_data) > room:
+        if len(private_data) > room:
             raise cm_error(
                 errno.EINVAL,
                 f"the message carries up to {room} bytes of private data, not {len(private_data)}",
@@ -423,12 +413,11 @@ class IbCmConnector:
         connection = self._open()
         if connection.state in states.CONNECTED:
             raise cm_error(errno.EISCONN, "the connection is established already", "notify")
-        self._cm.agent.establish(connection.comm_id, self._now())
-        self._cm.dispatch()
+        self._agent.establish(connection.comm_id, self._now())
 
     def notify_migrated(self) -> None:
         core = self._id
-        self._cm.agent.migrate(self._open().comm_id, self._now())
+        self._agent.migrate(self._open().comm_id, self._now())
         core.paths = core.paths[1::-1]
 
     def alternate_path(self) -> AlternatePath:
@@ -439,18 +428,16 @@ class IbCmConnector:
     def data_arrived(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(CmStateError):
-                self._cm.agent.establish(self._connection.comm_id, self._now())
-                self._cm.dispatch()
+                self._agent.establish(self._connection.comm_id, self._now())
 
     def disconnect(self) -> bool:
-        connection, cm, follows = self._open(), self._cm, True
+        connection = self._connection
+        assert connection is not None
         try:
-            cm.agent.disconnect(connection.comm_id, self._now())
+            self._agent.disconnect(connection.comm_id, self._id.runtime.clock())
         except CmStateError:  # already disconnected, which is no error
-            follows = False
-        cm.dispatch()
-        cm.hold_qpn(connection)
-        return follows
+            return False
+        return True
 
     def close(self) -> None:
         if self._listeners:
@@ -460,54 +447,67 @@ class IbCmConnector:
             if self._alternate is not None:
                 self._alternate.end(errno.ECANCELED, "the id was destroyed")
                 self._alternate = None
-            self._cm.leave(connection)
+            self._user.link.cm.leave(connection)
 
     # -- messages and timers --------------------------------------------------------------------------
 
-    def connection_event(self, event: Event) -> None:
-        """See :class:`rdmacm.soft.connection_manager.ConnectionOwner`."""
-        user = self._user
-        match event:
-            case ConnectReply():
-                self._replied(event.reply)
-            case Established():
-                user.established()
-            case Disconnected(timed_out=True):
-                user.disconnected(-errno.ETIMEDOUT, "the peer did not confirm")
-            case DisconnectRequested() | Disconnected():
-                user.disconnected(0, "")
-            case Failed():
-                self._connection = None
-                user.failed(event.was_established, "an internal error has ended the connection")
-            case TimewaitExit():
-                user.timewait_over()
-            case Rejected():
-                mtu = self._id.paths[0].mtu if self._id.paths else 0
-                is_passive = self._connection is not None and not self._connection.is_active
-                text = rejection_text(event.reason, event.ari, mtu, is_passive=is_passive)
-                user.rejected(event.reason, event.private_data, text)
-            case Unreachable(error=NetworkError() as error):
-                user.unreachable(-error.errno, self._undelivered_text(error))
-            case Unreachable():
-                is_active = self._connection is None or self._connection.is_active
-                text = "the peer did not answer" if is_active else "the peer's confirmation (RTU) has not arrived"
-                if self.is_put_off:
-                    text = "the peer has the request, and no program there has accepted it"
-                user.unreachable(-errno.ETIMEDOUT, text)
-            case SidrReply():
-                self._datagram_replied(event.reply)
-            case PathOffered():
-                self._offered(event)
-            case PathAnswered() if self._alternate is not None:
-                self._alternate.was_answered(event)
-        if self._alternate is not None and not self.is_established:
-            self._alternate.end(errno.ECONNRESET, "the connection has ended")
+    # See :class:`rdmacm.proto.cm.connection.ConnectionOwner`.
 
-    def _offered(self, event: PathOffered) -> None:
-        if self._alternate is not None:
-            self._alternate.was_offered(event)
+    def established(self, _: CmConnection, __: Message | None) -> None:
+        self._user.established()
+
+    def rejected(self, connection: CmConnection, rej: REJ) -> None:
+        mtu = self._id.paths[0].mtu if self._id.paths else 0
+        ari = rej.ari[: rej.reject_info_length]
+        text = rejection_text(rej.reason, ari, mtu, is_passive=not connection.is_active)
+        self._user.rejected(rej.reason, rej.private_data, text)
+        self._end_alternate()
+
+    def unreachable(self, connection: CmConnection, error: NetworkError | None) -> None:
+        if error is not None:
+            self._user.unreachable(-error.errno, self._undelivered_text(error))
         else:
-            self._cm.agent.answer_path(event.comm_id, ApStatus.UNSUPPORTED, self._now())
+            is_active = connection.is_active
+            text = "the peer did not answer" if is_active else "the peer's confirmation (RTU) has not arrived"
+            if connection.is_put_off:
+                text = "the peer has the request, and no program there has accepted it"
+            self._user.unreachable(-errno.ETIMEDOUT, text)
+        self._end_alternate()
+
+    def disconnect_requested(self, _: CmConnection, __: Message) -> None:
+        self._user.disconnected(0, "")
+        if self._alternate is not None:
+            self._end_alternate()
+
+    def disconnected(self, _: CmConnection, answer: Message | None) -> None:
+        if answer is None:
+            self._user.disconnected(-errno.ETIMEDOUT, "the peer did not confirm")
+        else:
+            self._user.disconnected(0, "")
+        if self._alternate is not None:
+            self._end_alternate()
+
+    def failed(self, _: CmConnection, was_established: bool) -> None:
+        self._connection = None
+        self._user.failed(was_established, "an internal error has ended the connection")
+        self._end_alternate()
+
+    def timewait_over(self, _: CmConnection, __: None) -> None:
+        self._user.timewait_over()
+
+    def path_offered(self, connection: CmConnection, lap: LAP) -> None:
+        if self._alternate is not None:
+            self._alternate.was_offered(lap)
+        else:
+            self._agent.answer_path(connection.comm_id, ApStatus.UNSUPPORTED, self._now())
+
+    def path_answered(self, _: CmConnection, apr: APR | None) -> None:
+        if self._alternate is not None:
+            self._alternate.was_answered(apr)
+
+    def _end_alternate(self) -> None:
+        if self._alternate is not None:
+            self._alternate.end(errno.ECONNRESET, "the connection has ended")
 
     def _undelivered_text(self, error: NetworkError) -> str:
         path = self._user.link.cm_path(self._id.paths[0])
@@ -518,12 +518,12 @@ class IbCmConnector:
         why = _NETWORK_ERRORS.get(error.errno) or f'"{os.strerror(error.errno)}"'
         return f"the {request} to UDP port {ROCE_PORT} was not delivered: {reporter} reports {why}"
 
-    def _replied(self, reply: REP) -> None:
+    def replied(self, connection: CmConnection, reply: REP) -> None:
         if reply.vendor_id:
             self.peer_ece = Ece(reply.vendor_id, reply.attr_mod)
         if reply.failover_accepted != FailoverAccepted.ACCEPTED:
             self._id.paths = self._id.paths[:1]
-            self._cm.agent.set_alternate(self._open().comm_id, None)
+            self._agent.set_alternate(connection.comm_id, None)
         self._user.replied(
             ConnParam(  # by position, which takes half the time
                 reply.private_data,
@@ -533,11 +533,11 @@ class IbCmConnector:
                 0,
                 reply.rnr_retry_count,
                 int(reply.srq),
-                peer_qpn(self._open().request, reply),
+                connection.remote_qpn or 0,
             )
         )
 
-    def _datagram_replied(self, reply: SIDR_REP) -> None:
+    def sidr_replied(self, _: CmConnection, reply: SIDR_REP) -> None:
         if reply.status != SidrStatus.SUCCESS:
             refusal = UdParam(reply.private_data, AHAttr(), 0, 0)
             self._user.unreachable(reply.status, sidr_text(reply.status), refusal)
@@ -547,7 +547,7 @@ class IbCmConnector:
 
     # -- queue pair attributes ------------------------------------------------------------------------
 
-    def connected_attributes(self, attr: QPAttr) -> None:
+    def connected_attributes(self, attr: QPAttr) -> Hashable:
         core, connection = self._id, self._connection
         if connection is None or connection.state is states.CmState.IDLE:
             raise core.refuse("init_qp_attr")
@@ -561,9 +561,8 @@ class IbCmConnector:
         if mtu is None:  # possible in a path record that the application has set
             raise cm_error(errno.EINVAL, f"{request.path_mtu} is no path MTU", "init_qp_attr", str(core.peer_addr))
         attr.port_num = core.port_num
-        attr.ah_attr = self._user.link.address_vector(core.paths[0])
         attr.path_mtu = mtu
-        attr.dest_qp_num = peer_qpn(request, peer)
+        attr.dest_qp_num = connection.remote_qpn or 0
         attr.rq_psn = connection.starting_psn
         attr.max_rd_atomic, attr.max_dest_rd_atomic = self._read_depths(connection)
         attr.min_rnr_timer = MIN_RNR_TIMER
@@ -574,6 +573,7 @@ class IbCmConnector:
         attr.timeout = connection.av_timeout if option is None else option & 31
         if len(core.paths) > 1:
             self._alternate_attributes(attr, core.paths[1], peer)
+        return connection.path
 
     def _alternate_attributes(self, attr: QPAttr, path: PathRecord, peer: REQ | REP) -> None:
         link, option = self._user.link, self._id.options.ack_timeout
@@ -588,11 +588,11 @@ class IbCmConnector:
             attr.alt_timeout = path.packet_life_time + 1  # the peer's message had this number, from which the path came
         attr.path_mig_state = MigState.REARM
 
-    def access(self) -> AccessFlag | None:
+    def access(self, depth: int | None = None) -> AccessFlag | None:
         # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.
         if self._connection is None:
             return None
-        if not self._read_depths(self._connection)[1]:
+        if not (self._read_depths(self._connection)[1] if depth is None else depth):
             return AccessFlag.REMOTE_WRITE
         return _ANY_REMOTE_AND_FLUSH if self._user.link.is_software else _ANY_REMOTE
 

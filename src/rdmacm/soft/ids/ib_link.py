@@ -43,7 +43,7 @@ from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
     from rdmacm.ib.registration import Registration
-    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
+    from rdmacm.proto.cm.connection import CmConnection
     from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
@@ -308,10 +308,8 @@ class IbLink:
 
     # -- the passive side -----------------------------------------------------------------------------
 
-    def check_request(
-        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
-    ) -> Refusal | None:
-        found = self._fit(event.request, header_of(event.request) if has_header else None, cm)
+    def check_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
+        found = self._fit(connection.request, header_of(connection.request) if has_header else None, cm)
         return None if isinstance(found, _Fit) else found
 
     def _fit(self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, cm: ConnectionManager) -> _Fit | Refusal:
@@ -337,11 +335,9 @@ class IbLink:
             return RejectReason.INVALID_GID, bytes(row.gid)
         return _Fit(view, row, mtu, dgid, *addresses)
 
-    def accept_request(
-        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
-    ) -> Refusal | None:
+    def accept_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
         core, subnet = self._id, self._id.host.ib.subnet_with(cm)
-        request, path = event.request, event.path
+        request, path = connection.request, connection.path
         assert isinstance(path, IbPath) and subnet is not None
         found = self._fit(request, header_of(request) if has_header else None, cm)
         if not isinstance(found, _Fit):

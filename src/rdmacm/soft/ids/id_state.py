@@ -7,7 +7,9 @@ An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 
 from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
@@ -19,7 +21,7 @@ from rdmacm.net.types import Neighbour
 from rdmacm.provider import IdOptions, Owner, QueuedEvent, log
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import ConnParam, UdParam
-from rdmacm.provider.idstate import NO_GID, CommonIdState
+from rdmacm.provider.idstate import NO_GID, CommonIdState, no_owner
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.event_queue import PendingRequest, SoftQueue
@@ -29,6 +31,8 @@ from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer
 
+_make_tuple = tuple.__new__
+_WILDCARD_V4, _WILDCARD_V6 = InetAddr.any(AF_INET), InetAddr.any(AF_INET6)
 #: The order of the steps in an explanation; others come last.
 _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 
@@ -40,7 +44,7 @@ class IdState(CommonIdState):
 
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
-        super().__init__(host.runtime, owner, space, qp_type)
+        super().__init__(host.runtime, no_owner if owner is None else weakref.ref(owner), space, qp_type)
         self.host: SoftHost = host
         #: Where the events go.
         self.queue: SoftQueue = queue
@@ -58,23 +62,26 @@ class IdState(CommonIdState):
     # -- state ----------------------------------------------------------------------------------------
 
     def require(self, trigger: Trigger) -> None:
-        """Raise CmStateError unless the state allows the call."""
+        """Raise CmStateError unless the state allows the call, and EBADF in a child of fork(2)."""
+        if self.runtime.abandoned:
+            self.runtime.check_fork(trigger.value)
         if trigger not in TRANSITIONS[self.state]:
             raise self.refuse(trigger.value)
 
-    def move(self, trigger: Trigger) -> None:
-        """Change the state; CmStateError when the table has no such transition."""
-        before = self.state
-        after = TRANSITIONS[before].get(trigger)
-        if after is None:
-            raise self.refuse(trigger.value)
-        self.state = after
-        if log.enabled:
-            log.ID.debug("%s: %s -> %s (%s)", str(self), before.name, after.name, trigger.value)
+    def move(self, *triggers: Trigger) -> None:
+        """Change the state by one trigger after the other; CmStateError when the table has no such transition."""
+        for trigger in triggers:
+            before = self.state
+            after = TRANSITIONS[before].get(trigger)
+            if after is None:
+                raise self.refuse(trigger.value)
+            self.state = after
+            if log.enabled:
+                log.ID.debug("%s: %s -> %s (%s)", str(self), before.name, after.name, trigger.value)
 
     def enter_connect(self, options: IdOptions) -> None:
         """Begin as the passive side: a peer's request has made this id, for a listener with these options."""
-        self.options: IdOptions = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
+        self.options: IdOptions = options
         self.state: State = State.CONNECT
         if log.enabled:
             log.ID.debug("%s: CONNECT by a request of the peer", str(self))
@@ -104,7 +111,8 @@ class IdState(CommonIdState):
             self._log_event(kind, status, message)
         owner = self.owner()
         if owner is not None:
-            self.queue.add(QueuedEvent(owner, kind, status, 0, explain, message, param, None, join))
+            # Not by the class, whose constructor is a function in Python.
+            self.queue.add(_make_tuple(QueuedEvent, (owner, kind, status, 0, explain, message, param, None, join)))
 
     def _log_event(self, kind: CmEventType, status: int, message: str) -> None:
         text = str(self)
@@ -129,11 +137,14 @@ class IdState(CommonIdState):
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         owner = self.owner()
         if owner is not None:
-            self.queue.add(PendingRequest(owner, take))
+            self.queue.add(_make_tuple(PendingRequest, (owner, take)))
 
     def note(self, step: str, started: int, result: object) -> None:
         """Record a step that began at ``started`` (perf_counter_ns); it replaces an earlier step of that name."""
-        self.taken_steps: list[tuple[str, int, object]] = [taken for taken in self.taken_steps if taken[0] != step]
+        for taken in self.taken_steps:
+            if taken[0] == step:
+                self.taken_steps.remove(taken)
+                break
         self.taken_steps.append((step, perf_counter_ns() - started, result))
 
     # -- device and port ------------------------------------------------------------------------------
@@ -217,5 +228,5 @@ def host_of(address: Address) -> bytes:
 def wildcard_of(destination: Address) -> Address:
     """The address that an id is bound to if no source is given."""
     if isinstance(destination, InetAddr):
-        return InetAddr.any(destination.family)
+        return _WILDCARD_V4 if destination.family == AF_INET else _WILDCARD_V6
     return SockAddrIB(pkey=destination.pkey)

@@ -17,14 +17,14 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB
+from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB, is_link_local
 from rdmacm.capabilities import Feature
 from rdmacm.constants import CmEventType
 from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
-from rdmacm.provider.cmstate import State, Trigger
+from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.resolution.path import shown_path
@@ -41,13 +41,14 @@ from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
 from rdmacm.soft.ids.qp_attributes import accepted_qkey, attributes_of, fill_initial
 from rdmacm.soft.ids.roce_link import RoceLink
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
     from rdmacm.net.types import Neighbour
-    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
+    from rdmacm.proto.cm.connection import CmConnection
     from rdmacm.provider import AlternatePathBackend, ServiceBackend
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
@@ -106,7 +107,6 @@ class SoftId(IdState):
 
     def bind_addr(self, address: Address) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("bind_addr")
             self.require(Trigger.BIND_ADDR)
             self._bind(address)
             self.move(Trigger.BIND_ADDR)
@@ -169,7 +169,6 @@ class SoftId(IdState):
 
     def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("resolve_addr")
             self.require(Trigger.RESOLVE_ADDR)
             if timeout_ms < 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is negative", "resolve_addr")
@@ -188,7 +187,7 @@ class SoftId(IdState):
                 origin = "given" if source is not None else "bound"
             else:
                 self._check_bound(source, destination)
-            self.resolver.resolve_addr(destination, origin, timeout_ms)
+            (self._resolver or self.resolver).resolve_addr(destination, origin, timeout_ms)
 
     def _check_bound(self, source: Address | None, destination: Address) -> None:
         """Refuse another source than the one the id is bound to."""
@@ -203,7 +202,6 @@ class SoftId(IdState):
 
     def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("resolve_route")
             self.require(Trigger.RESOLVE_ROUTE)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
@@ -262,7 +260,6 @@ class SoftId(IdState):
 
     def migrate(self, queue: EventQueue) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("migrate_id")
             self.require(Trigger.MIGRATE)
             owner, old = self.owner(), self.queue
             assert isinstance(queue, SoftQueue)
@@ -299,7 +296,6 @@ class SoftId(IdState):
 
     def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("join_multicast")
             self.require(Trigger.JOIN_MULTICAST)
             if self.port_view is None or self.qp_type != QPType.UD:
                 text = "the id is bound to no device" if self.port_view is None else "the id is not of type UD"
@@ -316,7 +312,6 @@ class SoftId(IdState):
 
     def listen(self, backlog: int) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("listen")
             self.require(Trigger.LISTEN)
             if self.state is State.IDLE:
                 self.bind_addr(InetAddr.any(AF_INET))
@@ -343,18 +338,20 @@ class SoftId(IdState):
 
     # -- connecting -----------------------------------------------------------------------------------
 
-    def _qp_num(self, param: ConnParam) -> int:
-        """The number of the attached queue pair, else of the application's own."""
-        return self.qp.qp_num if self.qp is not None else param.qp_num
+    def _require_connection(self, trigger: Trigger) -> None:
+        """As :meth:`require`, for a call that needs a connection."""
+        if self.runtime.abandoned:
+            self.runtime.check_fork(trigger.value)
+        if trigger not in TRANSITIONS[self.state] or not self.connector.is_open:
+            raise self.refuse(trigger.value)
 
     def connect(self, param: ConnParam) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("connect")
-            self.require(Trigger.CONNECT)
-            send = self.connector.prepare_connect(param, self._qp_num(param), self._local_ece)
+            if self.runtime.abandoned:
+                self.runtime.check_fork("connect")
             self.move(Trigger.CONNECT)
             try:
-                send()
+                self.connector.connect(param, self.qp.qp_num if self.qp else param.qp_num, self._local_ece)
             except BaseException:
                 self.move(Trigger.CONNECT_REFUSED)
                 raise
@@ -368,14 +365,14 @@ class SoftId(IdState):
 
     def accept(self, param: ConnParam) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("accept")
-            if not self.may(Trigger.ACCEPT) or not self.connector.is_open or self._is_answered:
+            self._require_connection(Trigger.ACCEPT)
+            if self._is_answered:
                 raise self.refuse(Trigger.ACCEPT.value)
             self.connector.prepare_accept(param)
             if self.qp_type == QPType.UD:
                 own = self._datagram_qp.attr.qkey if self._datagram_qp is not None else 0
                 self.qkey: int = accepted_qkey(self, self.link, own, param)
-                self.connector.accept_datagram(param, self._qp_num(param), self.qkey)
+                self.connector.accept_datagram(param, self.qp.qp_num if self.qp else param.qp_num, self.qkey)
             else:
                 self._accept_connection(param)
             self._is_answered = True
@@ -385,7 +382,7 @@ class SoftId(IdState):
             if self._soft_qp is not None:
                 self._make_ready(self._soft_qp)
                 self._soft_qp.hold_sends()
-            self.connector.accept(param, self._qp_num(param), self._local_ece)
+            self.connector.accept(param, self.qp.qp_num if self.qp else param.qp_num, self._local_ece)
         except BaseException:  # refuse, as the kernel does, so that the peer does not wait for a reply
             self._fail_qp()
             self.connector.refuse()
@@ -393,16 +390,12 @@ class SoftId(IdState):
 
     def reject(self, private_data: bytes, reason: int) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("reject")
-            if not self.may(Trigger.REJECT) or not self.connector.is_open:
-                raise self.refuse(Trigger.REJECT.value)
+            self._require_connection(Trigger.REJECT)
             self.connector.reject(private_data, reason)
 
     def notify(self, event: int) -> None:
         with self.runtime.lock:
-            self.runtime.check_fork("notify")
-            if not self.may(Trigger.NOTIFY) or not self.connector.is_open:
-                raise self.refuse(Trigger.NOTIFY.value)
+            self._require_connection(Trigger.NOTIFY)
             if event == _EVENT_COMM_EST:
                 self.connector.notify_established()
             elif event == _EVENT_PATH_MIG:
@@ -420,31 +413,26 @@ class SoftId(IdState):
 
     def disconnect(self) -> bool:
         with self.runtime.lock:
-            self.runtime.check_fork("disconnect")
-            if not self.may(Trigger.DISCONNECT) or not self.connector.is_open:
-                raise self.refuse(Trigger.DISCONNECT.value)
-            self._fail_qp()
-            if self._datagram_qp is not None:
-                self._datagram_qp.fail()
+            self._require_connection(Trigger.DISCONNECT)
+            qp = self._soft_qp or self._datagram_qp
+            if qp is not None:
+                qp.fail()
             was_disconnected = self._is_disconnected
             return self.connector.disconnect() and not was_disconnected
 
     # -- reports of the connector ---------------------------------------------------------------------
 
-    def check_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
+    def other_link(self) -> Link:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
-        link = self.link
-        if (cm is self.host.cm) is not isinstance(link, RoceLink):  # that of a wildcard listener
-            link = _infiniband_link(self)
-        return link.check_request(event, isinstance(self.local_addr, InetAddr), cm)
+        return _infiniband_link(self)
 
-    def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
+    def take_request(self, connection: CmConnection, cm: ConnectionManager) -> QueuedEvent | Refusal:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
         try:
             if cm is not self.host.cm:
                 child.link = _infiniband_link(child)
-            refusal = child.link.accept_request(event, isinstance(self.local_addr, InetAddr), cm)
+            refusal = child.link.accept_request(connection, isinstance(self.local_addr, InetAddr), cm)
             owner = self.owner()
             if refusal is not None or owner is None:
                 self.queue.ids.pop(child, None)
@@ -452,7 +440,7 @@ class SoftId(IdState):
                 return refusal or (RejectReason.CONSUMER_DEFINED, b"")
             connector = child.connector
             assert isinstance(connector, IbCmConnector)
-            param = connector.begin_passive(event, cm)
+            param = connector.begin_passive(connection, cm)
             child.enter_connect(self.options)
             child._is_answered = False
             return QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child)
@@ -472,12 +460,13 @@ class SoftId(IdState):
             self._report(CmEventType.CONNECT_ERROR, -(error.errno or errno.EIO), None, str(error.strerror))
             return
         self.connector.confirm()
-        self._report(CmEventType.ESTABLISHED, 0, param)
+        self.post(CmEventType.ESTABLISHED, 0, None, "", param)
 
     def established(self) -> None:
         if self._soft_qp is not None:
             self._soft_qp.release_sends()
-        self._report(CmEventType.ESTABLISHED)
+        if self._is_answered:
+            self.post(CmEventType.ESTABLISHED)
 
     def rejected(self, reason: int, private_data: bytes, text: str) -> None:
         self._fail_qp()
@@ -495,9 +484,10 @@ class SoftId(IdState):
     def disconnected(self, status: int, text: str) -> None:
         if not self._is_disconnected:
             self._is_disconnected = True
-            if self.may(Trigger.DISCONNECTED):
+            if Trigger.DISCONNECTED in TRANSITIONS[self.state]:
                 self.move(Trigger.DISCONNECTED)
-            self._report(CmEventType.DISCONNECTED, status, None, text)
+            if self._is_answered:
+                self.post(CmEventType.DISCONNECTED, status, None, text)
 
     def failed(self, was_established: bool, text: str) -> None:
         self._fail_qp()
@@ -547,10 +537,16 @@ class SoftId(IdState):
     def _make_ready(self, qp: SoftQP) -> None:
         """Take the queue pair from INIT to RTS."""
         attr = qp.attr
-        self.connector.connected_attributes(attr)
+        path = self.connector.connected_attributes(attr)
+        assert isinstance(path, WirePath)
         # In INIT, the depths of the connection were not known yet.
-        attr.qp_access_flags = self.connector.access() or attr.qp_access_flags
-        qp.advance(QPState.RTS)
+        attr.qp_access_flags = self.connector.access(attr.max_dest_rd_atomic) or attr.qp_access_flags
+        if path.scope_id or not self.sgid.endswith(path.local):
+            # A scope counts for link-local addresses only, and 127.0.0.1 is the GID of other addresses in 127/8.
+            remote, view = self.dgid.ip, self.port_view
+            assert view is not None
+            path = WirePath(self.sgid.ip, remote, view.device.index if is_link_local(remote) else 0)
+        qp.advance(QPState.RTS, path, (self.paths[0], self.gid_index, self.port_num))
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         with self.runtime.lock:
@@ -565,8 +561,9 @@ class SoftId(IdState):
             self.connector.close()
             self._stop()
             self.move(Trigger.DESTROY)
-            self.detach()
-            self.release_port()
+            super().detach()
+            if self.port_owner is not None:
+                self.release_port()
             self.queue.ids.pop(self, None)
             self._part()
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import errno
 from functools import partial
-from socket import AF_INET
+from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import Address, InetAddr, is_link_local
+from rdmacm.address import WILDCARDS, Address, InetAddr, inet_addr, is_link_local
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.provider.cmstate import Trigger
 from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
-from rdmacm.resolution.lookup import Lookup, destination_gid, find
+from rdmacm.resolution.lookup import Found, Lookup, destination_gid, find
 from rdmacm.resolution.routing import loopback_down
 from rdmacm.soft.ids.id_state import IdState, explain_failure
 from rdmacm.verbs.device import GidEntry
@@ -46,7 +46,7 @@ class IpResolver:
 
     def bind(self, address: Address) -> InetAddr:
         assert isinstance(address, InetAddr)
-        core, is_any = self._id, address.is_any
+        core, is_any = self._id, address.ip in WILDCARDS
         if not is_any:
             if address.is_link_local and not address.scope_id:
                 raise Failure(errno.EINVAL, "bind", "a link-local address needs a scope", f"{address.host}%INTERFACE")
@@ -55,8 +55,9 @@ class IpResolver:
         if afonly is None:
             afonly = address.family == AF_INET or bool(core.host.network.setting("net/ipv6/bindv6only", 0)[0])
         family, ip, port, flowinfo, scope_id = address
-        port = core.take_port(core.port_space, port, family, ip, address.link, is_any, afonly)
-        return InetAddr(family, ip, port, flowinfo, scope_id)
+        link = address.link if scope_id else 0
+        port = core.take_port(core.port_space, port, family, ip, link, is_any, afonly)
+        return inet_addr((family, ip, port, flowinfo, scope_id))
 
     def _bind_device(self, address: InetAddr) -> None:
         core = self._id
@@ -97,19 +98,19 @@ class IpResolver:
         assert isinstance(destination, InetAddr) and isinstance(core.local_addr, InetAddr)
         local = core.local_addr
         host, tos = core.host.ip_view(), core.options.tos or 0
-        if destination.is_any:  # "this host", as for sockets
+        if destination.ip in WILDCARDS:  # "this host", as for sockets
             destination = InetAddr.loopback(destination.family, destination.port)
         if destination.is_loopback:
             destination = self._own_address(host, destination, local)
-        if destination.is_link_local and not destination.scope_id:
+        if destination.family == AF_INET6 and not destination.scope_id and is_link_local(destination.ip):
             destination = destination._replace(scope_id=local.scope_id or self._bound_interface(host, local))
         core.move(Trigger.RESOLVE_ADDR)
-        source = None if local.is_any else local
+        source = None if local.ip in WILDCARDS else local
         self._lookup = core.lookup = lookup = Lookup(host, destination, source, origin, tos, core.port_view)
         core.peer_addr = destination
         self._wait_started = perf_counter_ns()
         try:
-            self._find(lookup)
+            found = self._find(lookup)
         except Failure as failure:
             core.move(Trigger.ADDR_FAILED)
             if failure.step == "select" and failure.errno in (errno.ENODEV, errno.EINVAL):
@@ -117,7 +118,8 @@ class IpResolver:
                 self._post_failure(lookup, failure)
                 return
             raise self._error(lookup, failure, "resolve_addr") from None
-        if not core.host.neighbours.add(self, lookup, core.runtime.clock() + timeout_ms / 1000):
+        wait = None if found.next_hop is None else core.runtime.clock() + timeout_ms / 1000
+        if wait is None or not core.host.neighbours.add(self, lookup, wait):
             self.address_found(lookup)
 
     def _own_address(self, host: HostView, destination: InetAddr, local: InetAddr) -> InetAddr:
@@ -140,11 +142,12 @@ class IpResolver:
         own = host.find_addresses(local.ip, local.link)
         return own[0].row.ndev_ifindex if view is not None and own else 0
 
-    def _find(self, lookup: Lookup) -> None:
+    def _find(self, lookup: Lookup) -> Found:
         core = self._id
         found = find(core.host.network, lookup)
         if core.port_space is PortSpace.IPOIB and not isinstance(found.view, IpoibPortView):
             raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
+        return found
 
     def address_found(self, lookup: Lookup) -> None:
         """See :class:`rdmacm.resolution.neighbours.NeighbourWaiter`; also called when there is nothing to wait for."""
@@ -165,9 +168,11 @@ class IpResolver:
             lookup.note("neighbour", self._wait_started, state)
         self._attach(found.view, found.row)
         core.dgid = dgid
-        if local.is_any:
-            scope_id = found.row.ndev_ifindex if is_link_local(found.source) else 0
-            core.local_addr = InetAddr(local.family, found.source, local.port, 0, scope_id)
+        if local.ip in WILDCARDS:
+            scope_id = 0
+            if local.family == AF_INET6 and is_link_local(found.source):
+                scope_id = found.row.ndev_ifindex
+            core.local_addr = inet_addr((local.family, found.source, local.port, 0, scope_id))
         core.move(Trigger.ADDR_DONE)
         core.post(CmEventType.ADDR_RESOLVED)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rdmacm.errors import RdmaError
     from rdmacm.net.types import Neighbour
-    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
+    from rdmacm.proto.cm.connection import CmConnection
     from rdmacm.provider import ServiceBackend
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
@@ -103,18 +103,14 @@ class Link(Protocol):
     def stop(self) -> None:
         """Cancel every query and withdraw every service, without an event."""
 
-    def check_request(
-        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
-    ) -> Refusal | None:
+    def check_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
         """The reason and the additional information of a REJ if a request to ``cm`` does not fit this host, else None.
 
         ``has_header``: the private data may begin with the IP addresses; they do not in a request between AF_IB
         addresses.
         """
 
-    def accept_request(
-        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
-    ) -> Refusal | None:
+    def accept_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
         """Set addresses, port, GIDs and path from a request, which makes this id the passive side.
 
         The arguments, and the result if nothing is set, are those of :meth:`check_request`.

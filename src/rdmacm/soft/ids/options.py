@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from dataclasses import replace
 
 from rdmacm.capabilities import Feature
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag
@@ -44,16 +45,16 @@ def _require_state(core: IdState, option: str) -> None:
 def _set_byte(core: IdState, name: IdOption, value: int) -> None:
     _require_state(core, name.name)
     if name is IdOption.TOS:
-        core.options.tos = value
+        core.options = replace(core.options, tos=value)
     elif core.qp_type != QPType.RC:
         raise cm_error(errno.EINVAL, "ACK_TIMEOUT is for ids whose QP type is RC", "set_option")
     else:
-        core.options.ack_timeout = value
+        core.options = replace(core.options, ack_timeout=value)
 
 
 def _set_reuseaddr(core: IdState, on: bool) -> None:
     _require_state(core, "REUSEADDR on" if on else "REUSEADDR off")
-    core.options.reuseaddr = on
+    core.options = replace(core.options, reuseaddr=on)
     if on and core.port_owner is not None:
         core.host.ports.share(core.port_owner)
 
@@ -62,7 +63,7 @@ def _set_afonly(core: IdState, on: bool) -> None:
     _require_state(core, "AFONLY")
     if core.port_owner is not None:
         core.host.ports.set_afonly(core.port_owner, on)
-    core.options.afonly = on
+    core.options = replace(core.options, afonly=on)
 
 
 def _set_path(core: IdState, value: int | bytes) -> None:

@@ -52,6 +52,7 @@ def attributes_of(core: IdState, link: Link, connector: Connector, state: QPStat
     if is_datagram:
         return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
     connector.connected_attributes(attr)
+    attr.ah_attr = link.address_vector(core.paths[0])
     to_rtr, to_rts = _CONNECTED.get(core.qp_type, (_TO_RTR, _TO_RTS))
     if attr.alt_port_num:
         to_rtr, to_rts = to_rtr | _M.ALT_PATH, to_rts | _M.ALT_PATH | _M.PATH_MIG_STATE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rdmacm.address import Gid
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import HEADER_SIZE, IP_VERSIONS, PrivateDataHeader
@@ -10,13 +12,16 @@ from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import Mtu
 
+#: The application, the listener and the link ask for the same one.
+_unpacked = lru_cache(4)(PrivateDataHeader.unpack)
+
 
 def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
     """The rdma_cm header in the private data, with the IP addresses; None for a request between AF_IB addresses."""
     data = request.private_data
     if len(data) < HEADER_SIZE or data[1] >> 4 not in IP_VERSIONS:
         return None
-    return PrivateDataHeader.unpack(data)
+    return _unpacked(data)
 
 
 def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam | UdParam:

@@ -8,7 +8,18 @@ from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, is_multicast, service_id
+from rdmacm.address import (
+    ALL_BITS_64,
+    DEFAULT_PKEY,
+    V4_MAPPED,
+    Address,
+    Gid,
+    InetAddr,
+    SockAddrIB,
+    inet_addr,
+    is_multicast,
+    service_id,
+)
 from rdmacm.capabilities import SOFT, Feature, absent
 from rdmacm.constants import CmEventType
 from rdmacm.errors import Failure, RdmaError, cm_error
@@ -22,6 +33,7 @@ from rdmacm.provider.connparam import UdParam
 from rdmacm.resolution.hosts import HostView, PortView, RocePortView
 from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
+from rdmacm.soft.device.attributes import DEFAULT_HOP_LIMIT, vector_of
 from rdmacm.soft.ids.id_state import IdState, explain_failure
 from rdmacm.soft.ids.link import UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import header_of, path_of_request
@@ -31,14 +43,13 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
-    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
+    from rdmacm.proto.cm.connection import CmConnection
     from rdmacm.provider import ServiceBackend
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
 
 #: The LIDs in a REQ of RoCE, which has none (InfiniBand Architecture annex A16).
 _LID_UNUSED = 0xFFFF
-_DEFAULT_HOP_LIMIT = 64
 
 
 class _Fit(NamedTuple):
@@ -81,6 +92,7 @@ class RoceLink:
             path = core.host.paths.make(
                 lookup,
                 local.port,
+                dgid=core.dgid,
                 service_id=service_id(core.port_space, peer.port),
                 packet_life_time=ROCE_PACKET_LIFETIME if ack_timeout is None else max(0, ack_timeout - 1),
             )
@@ -93,8 +105,7 @@ class RoceLink:
             core.host.network.watch_neighbours()
         core.paths = (path,)
         core.note("path", started, "from the interface")
-        core.move(Trigger.RESOLVE_ROUTE)
-        core.move(Trigger.ROUTE_DONE)
+        core.move(Trigger.RESOLVE_ROUTE, Trigger.ROUTE_DONE)
         core.post(CmEventType.ROUTE_RESOLVED)
 
     # -- services -------------------------------------------------------------------------------------
@@ -144,7 +155,7 @@ class RoceLink:
             self._groups = self._groups or {}
             self._groups[join] = ip, view.interface.index
         core.qkey = core.qkey or UDP_QKEY
-        route = GlobalRoute(Gid.from_ip(ip), core.gid_index, 0, _DEFAULT_HOP_LIMIT, core.options.tos or 0)
+        route = GlobalRoute(Gid.from_ip(ip), core.gid_index, 0, DEFAULT_HOP_LIMIT, core.options.tos or 0)
         param = UdParam(b"", AHAttr(is_global=True, port_num=core.port_num, gr=route), MULTICAST_QPN, core.qkey)
         core.post(CmEventType.MULTICAST_JOIN, param=param, join=join)
 
@@ -153,27 +164,29 @@ class RoceLink:
         if member is not None:
             self._id.host.mux.groups.leave(*member)
 
-    def check_request(
-        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
-    ) -> Refusal | None:
-        found = self._fit(event, has_header)
+    def check_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
+        found = self._fit(connection, has_header)
         if not isinstance(found, _Fit):
             return found
-        event.finding = found
+        connection.finding = found
         return None
 
-    def _fit(self, event: ConnectRequest | SidrRequest, has_header: bool) -> _Fit | Refusal:
+    def _fit(self, connection: CmConnection, has_header: bool) -> _Fit | Refusal:
         """The local port of a request. Refuses one that names other addresses than those it was sent between.
 
         Replies go to the source of the request, and data to the GID in it. If the two could differ, a forged REQ would
         send the data of this host to any other.
         """
-        request, path = event.request, event.path
+        request, path = connection.request, connection.path
         assert isinstance(path, WirePath)
         local = path.local
         if isinstance(request, REQ):
             primary = request.primary
-            if primary.remote_gid.ip != local or primary.local_gid.ip != path.remote:
+            if len(local) == 4:
+                expected = V4_MAPPED + local, V4_MAPPED + path.remote
+            else:
+                expected = local, path.remote
+            if (primary.remote_gid, primary.local_gid) != expected:
                 return RejectReason.INVALID_GID, bytes(Gid.from_ip(local))
         header = header_of(request) if has_header else None
         if header is not None and (header.source, header.destination) != (path.remote, local):
@@ -192,14 +205,12 @@ class RoceLink:
             return RejectReason.INVALID_MTU, bytes((mtu,))
         return _Fit(host, header, view, row, mtu)
 
-    def accept_request(
-        self, event: ConnectRequest | SidrRequest, has_header: bool, cm: ConnectionManager
-    ) -> Refusal | None:
-        core, request, path = self._id, event.request, event.path
+    def accept_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
+        core, request, path = self._id, connection.request, connection.path
         assert isinstance(path, WirePath)
-        found = event.finding
+        found = connection.finding
         if not isinstance(found, _Fit) or found.host is not core.host.last_view():  # the host has changed since
-            again = self._fit(event, has_header)
+            again = self._fit(connection, has_header)
             if not isinstance(again, _Fit):
                 return again
             found = again
@@ -208,8 +219,8 @@ class RoceLink:
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
             port = request.service_id & 0xFFFF
-            core.local_addr = InetAddr(family, header.destination, port, 0, path.scope_id)
-            core.peer_addr = InetAddr(family, header.source, header.source_port, 0, path.scope_id)
+            core.local_addr = inet_addr((family, header.destination, port, 0, path.scope_id))
+            core.peer_addr = inet_addr((family, header.source, header.source_port, 0, path.scope_id))
         else:
             core.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, DEFAULT_PKEY)
             core.peer_addr = SockAddrIB(core.dgid, 0, 0, DEFAULT_PKEY)
@@ -226,9 +237,10 @@ class RoceLink:
     # -- for the connector ----------------------------------------------------------------------------
 
     def cm_path(self, _: PathRecord) -> WirePath:
-        core = self._id
-        scope = core.peer_addr.scope_id if isinstance(core.peer_addr, InetAddr) else 0
-        return WirePath(core.sgid.ip, core.dgid.ip, scope)
+        core, peer = self._id, self._id.peer_addr
+        if isinstance(peer, InetAddr):
+            return WirePath(core.sgid.ip, peer.ip, peer.scope_id)
+        return WirePath(core.sgid.ip, core.dgid.ip)
 
     def partition(self) -> int:
         return self._id.pkey
@@ -255,7 +267,4 @@ class RoceLink:
         return "RoCE has no alternate paths"
 
     def address_vector(self, path: PathRecord) -> AHAttr:
-        core = self._id
-        hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
-        route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
-        return AHAttr(is_global=True, port_num=core.port_num, sl=path.sl, gr=route)
+        return vector_of(path, self._id.gid_index, self._id.port_num)

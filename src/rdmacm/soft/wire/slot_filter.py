@@ -53,14 +53,19 @@ def slot_of(packet: Buffer) -> int:
     """The slot of the process that a packet is for. The packet has a BTH."""
     if packet[_QPN + 3] != GSI_QPN or packet[_QPN + 2] or packet[_QPN + 1]:
         return packet[_QPN + 1] << 4 | packet[_QPN + 2] >> 4
-    if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
+    return slot_of_mad(packet, _MAD) if len(packet) > SERVICE_ID else 0
+
+
+def slot_of_mad(data: Buffer, at: int = 0) -> int:
+    """The slot of the process that a MAD is for, which begins at byte ``at`` and is whole up to its second id."""
+    if data[at + _CLASS - _MAD] != _COM_MGT:
         return 0
-    attribute = packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
+    attribute = data[at + _ATTRIBUTE - _MAD] << 8 | data[at + _ATTRIBUTE - _MAD + 1]
     if not _REQ < attribute <= _LAST_ATTRIBUTE or attribute == _SIDR_REQ:
         return 0
     # Of a SIDR_REP, the request id, which the requester chose.
-    offset = _LOCAL_ID if attribute == _SIDR_REP else _REMOTE_ID
-    return packet[offset] << 4 | packet[offset + 1] >> 4
+    at += (_LOCAL_ID if attribute == _SIDR_REP else _REMOTE_ID) - _MAD
+    return data[at] << 4 | data[at + 1] >> 4
 
 
 def is_request(packet: Buffer) -> bool:

@@ -71,8 +71,7 @@ class UdpSender:
             if code:
                 if segment and code in NO_TRAIN:
                     return self._send_cut(code, sock, route, buffers, segment)
-                packets = -(-sum(map(len, buffers)) // segment) if segment else 1
-                return self._lost(code, None if segment else buffers, route, packets)
+                return self._lost(code, buffers, route, segment)
         size = sum(map(len, buffers))
         self._count(route, -(-size // segment) if segment else 1, size)
         if self.tap is not None:
@@ -87,14 +86,18 @@ class UdpSender:
         if route.is_multicast:
             traffic["multicast_xmit_packets"] += packets
 
-    def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute, packets: int = 1) -> bool:
-        """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
-        self._traffic["send_err"] += packets
+    def _lost(self, code: int, buffers: Sequence[Buffer], route: UdpRoute, segment: int = 0) -> bool:
+        """Count a packet or train that was not sent, and report the requests in it."""
+        whole = b"".join(buffers)
+        step = segment or len(whole)
+        starts = range(0, len(whole), step)
+        self._traffic["send_err"] += len(starts)
         self._counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
-        if sockets.REPORTS_ERRORS and code in UNREACHABLE and buffers is not None:
-            packet = b"".join(buffers)
-            if is_request(packet):
-                self._report(Undelivered(packet, route.path.remote, code, b""))
+        if sockets.REPORTS_ERRORS and code in UNREACHABLE:
+            for start in starts:
+                packet = whole[start : start + step]
+                if is_request(packet):
+                    self._report(Undelivered(packet, route.path.remote, code, b""))
         return False
 
     def _send_again(
