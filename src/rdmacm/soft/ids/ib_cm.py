@@ -226,8 +226,7 @@ class IbCmConnector:
 
     def _post_requests(self, cm: ConnectionManager, listener: CmListener) -> None:
         """Post an event for each request of the backlog that has none, as far as that is wanted."""
-        waiting = len(listener.requests)
-        while listener.posted < waiting and self._to_post != 0:
+        while listener.posted < len(listener.requests) and self._to_post != 0:  # a handler may take it at once
             if self._to_post is not None:
                 self._to_post -= 1
             listener.posted += 1
