@@ -233,7 +233,11 @@ def _stranger(port: int, private_data: bytes) -> CmId:
     cmid.resolve_addr(("127.0.0.1", port))
     cmid.resolve_route()
     cmid.create_qp()
-    cmid.connect(ConnParam(private_data=private_data))
+    try:
+        cmid.connect(ConnParam(private_data=private_data))
+    except BaseException:
+        cmid.destroy()
+        raise
     return cmid
 
 

@@ -21,6 +21,10 @@ RTU_GRACE = 0.5
 _MAX_HALF_OPEN = 256
 
 
+def _nothing() -> None:
+    """What a closed admission calls."""
+
+
 class Admitted(Protocol):
     """A connection whose REP was sent."""
 
@@ -90,7 +94,8 @@ class Admission(Generic[S]):
         return self._ready.popleft() if self._ready else None
 
     def close(self) -> None:
-        """Release all connections."""
+        """Release all connections, and the caller: ``changed`` is not called any more."""
+        self._changed = _nothing  # else the two would keep each other, and the device, until the garbage is collected
         for state in (*self._half_open, *self._ready):
             state.lifecycle.wakers.clear()
             state.release()
