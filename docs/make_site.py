@@ -35,8 +35,8 @@ BESIDE = {
 NAVIGATION: dict[str, list[str]] = {
     "Learn": ["course/", "tour"],
     "Do": [
-        *("connections", "asyncio", "rsocket", "verbs", "infiniband", "kernel", "containers", "porting", "pyverbs"),
-        *("ci", "run", "testing", "simulation", "debugging", "trace"),
+        *("connections", "asyncio", "rsocket", "verbs", "tuning", "infiniband", "kernel", "lossless", "containers"),
+        *("porting", "pyverbs", "ci", "run", "testing", "simulation", "debugging", "trace"),
     ],
     "Look up": [
         *("questions", "Symptoms, causes, cures <doctor>", "glossary"),
@@ -47,8 +47,6 @@ NAVIGATION: dict[str, list[str]] = {
 }
 #: What is copied as it is.
 IMAGES = (".svg", ".png")
-#: A diagram that hosts of repositories draw.
-DIAGRAM = re.compile(r"^<!-- diagram -->$.*?^<!-- diagram: end -->$\n", re.DOTALL | re.MULTILINE)
 #: A link to a file of the project.
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<file>[^)#:\s]+)(?P<anchor>#[^)\s]+)?\)")
 #: The language of a file, for its colours; others are shown as they are.
@@ -106,7 +104,7 @@ class Sources:
         parts = re.split(r"(^```.*?^```$)", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
         for at in range(0, len(parts), 2):  # those between are code
             parts[at] = LINK.sub(lambda link: self._link(page, target, link), parts[at])
-        return DIAGRAM.sub("", "".join(parts))
+        return "".join(parts)
 
     def _link(self, page: Path, target: str, link: re.Match[str]) -> str:
         file = (page.parent / link["file"]).resolve()

@@ -1,21 +1,29 @@
-"""Write docs/states.md from the package's state tables: python3 docs/make_states.py."""
+"""Write docs/states.md and its pictures from the package's state tables: python3 docs/make_states.py."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "src"))
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+from pictures import state_diagram  # noqa: E402 (after the path of the sources)
 
 from rdmacm.proto.cm import states as cm_states  # noqa: E402
 from rdmacm.provider.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
-from rdmacm.verbs import QPAttrMask, QPState, qpstate  # noqa: E402
+from rdmacm.verbs import QPAttrMask, QPState, QPType, qpstate  # noqa: E402
 
 #: Nearly every state allows these; drawn, they would hide the others.
 EVERYWHERE = (Trigger.DESTROY, Trigger.DEVICE_GONE, Trigger.MIGRATE)
-#: Around a diagram of Mermaid, which the site leaves out, as the tables have it all.
-DIAGRAM, END_OF_DIAGRAM = "<!-- diagram -->", "<!-- diagram: end -->"
+#: From top to bottom: the way of a client, then the others.
+DRAWN = (
+    *(State.IDLE, State.ADDR_BOUND, State.ADDR_QUERY, State.ADDR_RESOLVED, State.ROUTE_QUERY, State.ROUTE_RESOLVED),
+    *(State.CONNECT, State.DISCONNECT, State.LISTEN, State.ADDRINFO_QUERY, State.ADDRINFO_RESOLVED),
+)
+#: Transitions of a queue pair that have attributes.
+MODIFIED = {pair: row for pair, row in qpstate.TRANSITIONS.items() if pair[1] not in (QPState.RESET, QPState.ERR)}
 
 
 def render() -> str:
@@ -23,29 +31,38 @@ def render() -> str:
     return "\n".join(["# States", "", *ids(), "", *queue_pairs(), "", *connections()]) + "\n"
 
 
+def drawn() -> dict[str, str]:
+    """The pictures, by file name."""
+    leading: dict[tuple[str, str], list[str]] = {}
+    for state, row in TRANSITIONS.items():
+        for trigger, after in row.items():
+            if trigger not in EVERYWHERE:
+                leading.setdefault((state.name, after.name), []).append(trigger.value)
+    changes = {(old.name, new.name): [f"modify{_types(needs)}"] for (old, new), needs in MODIFIED.items()}
+    return {
+        "states-id.svg": state_diagram([state.name for state in DRAWN], leading),
+        "states-qp.svg": state_diagram(list(dict.fromkeys(name for pair in changes for name in pair)), changes),
+    }
+
+
+def _types(needs: Mapping[QPType, object]) -> str:
+    """The types of queue pairs that have a transition, unless all have it."""
+    is_of_all = len(needs) == max(map(len, MODIFIED.values()))
+    return "" if is_of_all else f" ({', '.join(kind.name for kind in needs)})"
+
+
 def ids() -> list[str]:
     """The states of an id."""
+    everywhere = ", ".join(trigger.value for trigger in EVERYWHERE)
     out = [
         "## The states of an id",
         "",
         "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/provider/cmstate.py),",
         "which describes each state. Do not edit the page.",
         "",
-        DIAGRAM,
-        "```mermaid",
-        "stateDiagram-v2",
-        "    [*] --> IDLE",
-    ]
-    for state, row in TRANSITIONS.items():
-        for trigger, after in row.items():
-            if trigger not in EVERYWHERE:
-                out.append(f"    {state.name} --> {after.name}: {trigger.value}")
-    everywhere = ", ".join(trigger.value for trigger in EVERYWHERE)
-    out += [
-        "```",
+        "![What leads from one state to the next; the table below has the same, and more.](states-id.svg)",
         "",
-        f"The diagram leaves out {everywhere}, since nearly every state allows them.",
-        END_OF_DIAGRAM,
+        f"The picture leaves out {everywhere}, which nearly every state allows.",
         "",
         "The table has the next state for each call and outcome. A call that the row of a state does not have raises",
         "EINVAL, or ENXIO once the device is gone.",
@@ -72,18 +89,7 @@ def queue_pairs() -> list[str]:
         "",
         "From the table of [`verbs/qpstate.py`](../src/rdmacm/verbs/qpstate.py), which describes each state.",
         "",
-        DIAGRAM,
-        "```mermaid",
-        "stateDiagram-v2",
-        "    [*] --> RESET",
-    ]
-    drawn = {pair: row for pair, row in qpstate.TRANSITIONS.items() if pair[1] not in (QPState.RESET, QPState.ERR)}
-    for (before, after), row in drawn.items():
-        types = "" if len(row) == 3 else f": {', '.join(kind.name for kind in row)}"
-        out.append(f"    {before.name} --> {after.name}{types}")
-    out += [
-        "```",
-        END_OF_DIAGRAM,
+        "![RESET, INIT, RTR and RTS follow each other; SQD and SQE lead back to RTS.](states-qp.svg)",
         "",
         "Besides these there are two transitions without attributes: from every state to RESET, and from every state",
         "but RESET to ERR. The device enters SQE by itself. Any other transition raises EINVAL.",
@@ -91,7 +97,7 @@ def queue_pairs() -> list[str]:
         "| transition | type | required besides STATE | optional |",
         "|---|---|---|---|",
     ]
-    for (before, after), row in drawn.items():
+    for (before, after), row in MODIFIED.items():
         out += [
             f"| {before.name} → {after.name} | {kind.name} | {_cell(needs.required)} | {_cell(needs.optional)} |"
             for kind, needs in row.items()
@@ -133,4 +139,5 @@ def _cell(mask: QPAttrMask) -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "states.md").write_text(render(), encoding="utf-8")
+    for name, content in {"states.md": render(), **drawn()}.items():
+        (HERE / name).write_text(content, encoding="utf-8")

@@ -226,11 +226,12 @@ def test_ib_path_option_sets_the_route() -> None:
         world.close()
 
 
-def test_diagram_matches_the_tables() -> None:
+def test_page_and_pictures_match_the_tables() -> None:
     docs = Path(__file__).parent.parent / "docs"
     spec = importlib.util.spec_from_file_location("make_states", docs / "make_states.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (docs / "states.md").read_text(encoding="utf-8") == module.render(), "run docs/make_states.py"
+    for name, made in {"states.md": module.render(), **module.drawn()}.items():
+        assert (docs / name).read_text(encoding="utf-8") == made, f"{name}: run docs/make_states.py"

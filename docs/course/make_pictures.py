@@ -15,15 +15,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "src"))
+sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 
-import rdmacm  # noqa: E402 (after the path of the sources)
+from pictures import picture, text  # noqa: E402 (after the path of the sources)
+
+import rdmacm  # noqa: E402
 from rdmacm.testing import Fabric, FabricPacket, LogEntry, Outcome  # noqa: E402
 
 #: The text of a packet's arrow, by its kind.
@@ -41,14 +42,6 @@ NAKS = {0x60: "NAK: sequence error", 0x61: "NAK: invalid request", 0x62: "NAK: r
 SYNDROME = 12  # its offset
 
 WIDTH, LEFT, RIGHT, NOTES, TOP, STEP = 860, 110, 500, 522, 56, 28
-STYLE = """
-text{font:13px system-ui,sans-serif;fill:#1c2733}.b{font-weight:600}.s{fill:#5b6875;font-size:12px}
-.bg{fill:#fff}.l{stroke:#9aa5b1}.a{stroke:#1f6feb}.x{stroke:#c93838}.ta{fill:#1f6feb}.tx{fill:#c93838}
-.l,.a,.x{stroke-width:1.5;fill:none}.box{fill:#eef3fb;stroke:#9aa5b1}.hot{fill:#d8f0e3;stroke:#1a7f5a}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9aa7b4}.bg{fill:#0d1117}.l{stroke:#59636e}
-.a{stroke:#6cb0ff}.x{stroke:#ff7b72}.ta{fill:#6cb0ff}.tx{fill:#ff7b72}.box{fill:#1a2330;stroke:#59636e}
-.hot{fill:#12352a;stroke:#3fb98a}}
-"""
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,7 @@ def words(packet: FabricPacket) -> str:
 def sequence(drawn: Sequence[Arrow], notes: dict[str, str], ends: tuple[str, str] = ("client", "server")) -> str:
     """The picture of one diagram."""
     height, parts = diagram(drawn, notes, ends)
-    return picture(height, parts)
+    return picture(WIDTH, height, parts)
 
 
 def diagram(drawn: Sequence[Arrow], notes: dict[str, str], ends: tuple[str, str]) -> tuple[int, list[str]]:
@@ -168,18 +161,6 @@ def diagram(drawn: Sequence[Arrow], notes: dict[str, str], ends: tuple[str, str]
             parts.append(text(NOTES, y + 4, note, "s"))
     assert not left, f"no packet is {', '.join(left)}"
     return bottom + 12, parts
-
-
-def picture(height: int, parts: Sequence[str]) -> str:
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">\n'
-        f'<style>{STYLE}</style>\n<rect class="bg" width="{WIDTH}" height="{height}"/>\n{body}\n</svg>\n'
-    )
-
-
-def text(x: int, y: int, what: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}">{escape(what)}</text>'
 
 
 def duration(seconds: float) -> str:
@@ -278,7 +259,7 @@ def addresses() -> str:
         parts.append(text(x + width // 2, y + 20, name, "b", "middle"))
         parts.append(text(x + width // 2, y + 38, detail, "s", "middle"))
         x += width + 2
-    return picture(y + 68, parts)
+    return picture(WIDTH, y + 68, parts)
 
 
 def losses() -> str:
@@ -295,7 +276,7 @@ def losses() -> str:
         below, drawn = diagram(arrows(fabric.log, "a"), notes, ("a", "b"))
         parts += [f'<g transform="translate(0 {height})">', *drawn, "</g>"]
         height += below
-    return picture(height, parts)
+    return picture(WIDTH, height, parts)
 
 
 def c_program() -> str:

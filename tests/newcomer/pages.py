@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: Languages of blocks that a reader only looks at.
-READ_ONLY = frozenset({"", "c", "mermaid"})
+READ_ONLY = frozenset({"", "c"})
 #: Parts of the output that differ from run to run.
 VARYING = re.compile(
     r"""

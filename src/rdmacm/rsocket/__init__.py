@@ -11,7 +11,7 @@ public names:
     FileLike, HasFileno
                         what they wait for
     query_faults        how often peers have broken the protocol
-    SOL_RDMA            the level of the options RDMA_..., <rdma/rsocket.h>
+    SOL_RDMA            the level of the options below, <rdma/rsocket.h>
     RDMA_SQSIZE, RDMA_RQSIZE, RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE
                         sizes of queues, inline data and mappings, and paths
 
