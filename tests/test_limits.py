@@ -356,7 +356,7 @@ def test_what_is_kept_of_peers_is_limited() -> None:
         mux.gsi._new_source((f"10.1.{number >> 8}.{number & 255}", 4791), bytes((10, 0, 0, 1)))
         outbox = mux.gsi.outbox
         outbox.answered(WirePath(bytes((10, 0, 0, 1)), ip))
-        kept = outbox._peers, outbox._answering, mux.gsi._sources, mux._routes
+        kept = outbox._peers, outbox.answering, mux.gsi._sources, mux._routes
         assert max(map(len, kept)) <= 256
     mux.close()
 

@@ -229,7 +229,7 @@ def test_flood_of_requests_is_limited_to_the_backlog() -> None:
                 talk.on(1)
                 assert len(agent) == 17
         fabric.run(seconds=1)
-        waiting = len(server.host.provider.host.mux.gsi._admission)
+        waiting = len(server.host.provider.host.mux.gsi._admission.waiting)
         assert agent.dropped[DropReason.BACKLOG] + waiting == 2000 - 16
         assert not fabric.log.count(kind="REJ")
         for _ in range(16):  # now the application reads its events

@@ -31,7 +31,7 @@ def main(address: str, port: str, command: str = "") -> None:
         if command:
             subprocess.run(command, shell=True, check=True)
         backend: Any = cmid._backend
-        connection = backend.connector._connection
+        connection = backend.connector.connection
         cm = backend.host.cm
         agent = cm.agent
         req = REQ(

@@ -14,6 +14,7 @@ from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.provider.connparam import ConnParam, Ece
+from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState
 
 IPV4 = parse_address(("10.0.0.1", 7471))
@@ -132,7 +133,8 @@ def test_attributes_of_a_queue_pair() -> None:
     vector = bytes(GID) + struct.pack("=IBBBxHBBBBBx", 0x12345, 3, 64, 8, 7, 1, 2, 4, 1, 1)
     data = struct.pack("=10I", 0x00E12181, 2, 0, 5, 0, 0x11, 22, 33, 44, 6) + vector + bytes(32)
     data += struct.pack("=5IHH11B5x", 0, 0, 0, 0, 0, 1, 0, 0, 0, 4, 5, 0, 1, 18, 6, 7, 0, 0)
-    attr, mask = abi.unpack_qp_attr(data)
+    attr = QPAttr()
+    mask = abi.unpack_qp_attr(data, attr)
     assert mask == QPAttrMask(0x012181)  # without the bits that only the kernel knows
     assert (attr.qp_state, attr.path_mtu, attr.qkey) == (QPState.RTR, Mtu.MTU_4096, 0x11)
     assert (attr.rq_psn, attr.sq_psn, attr.dest_qp_num, attr.qp_access_flags) == (22, 33, 44, 6)

@@ -57,8 +57,8 @@ def connection_of(cmid: CmId) -> CmConnection:
     assert isinstance(backend, SoftId)
     connector = backend.connector
     assert isinstance(connector, IbCmConnector)
-    assert connector._connection is not None
-    return connector._connection
+    assert connector.connection is not None
+    return connector.connection
 
 
 def request_of(connection: CmConnection, tid: int | None = None, **fields: int) -> bytes:

@@ -54,7 +54,7 @@ def test_peers_that_answer_never_wait() -> None:
         if number >= PERMITS // 2:
             clients.gate.answered()
     assert len(clients.processed) == MANY
-    assert len(clients.gate) == 0
+    assert len(clients.gate.waiting) == 0
 
 
 def test_permits_are_replaced_at_a_rate() -> None:
@@ -75,7 +75,7 @@ def test_strangers_are_processed_at_a_bounded_rate() -> None:
         clients = Clients()
         clients.flood(10_000, 3.0, many)
         assert PERMITS <= len(clients.processed) <= PERMITS + 3 * RATE + 1
-        assert len(clients.gate) < MANY
+        assert len(clients.gate.waiting) < MANY
 
 
 def test_newcomer_is_next_when_one_source_floods() -> None:
@@ -121,9 +121,9 @@ def test_memory_is_bounded_and_released() -> None:
     random = Random(1)
     for number in range(MANY):
         clients.ask(f"{random.randrange(10_000)}", number)
-    assert len(clients.gate) <= 8192
+    assert len(clients.gate.waiting) <= 8192
     clients.gate.clear()
-    assert len(clients.gate) == 0
+    assert len(clients.gate.waiting) == 0
     assert clients.gate.take(clients.now) is None
     clients.now += 100.0
     clients.ask("later")
@@ -137,7 +137,7 @@ def test_withdrawn_request_does_not_wait() -> None:
     assert admission.wait("source", b"1", "first", 0.0)
     assert admission.wait("source", b"2", "second", 0.0)
     assert admission.wait("source", b"2", "copy", 0.0)
-    assert len(admission) == 2
+    assert len(admission.waiting) == 2
     admission.withdraw(b"1")
     admission.withdraw(b"3")
     assert [admission.take(10.0), admission.take(10.0)] == ["copy", None]

@@ -13,7 +13,7 @@ def held_for_others(wire: UdpWire) -> int:
     Processes come and go on the port while tests run beside each other, so they are no leak.
     """
     # Copies, because another thread may change them meanwhile.
-    listening = [each.receiver for each in [*wire._listeners._by_key.values()]]
+    listening = [each.receiver for each in [*wire._listeners.by_key.values()]]
     receivers = [*wire._receivers, *(receiver for receiver in listening if receiver is not None)]
     connections = len(wire._sender._connections) + sum(len(receiver._senders) for receiver in receivers)
     return connections + sum(len(slot.sockets) for slot in [*wire._inheritance._slots])

@@ -208,7 +208,8 @@ class Id:
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         """INIT_QP_ATTR."""
-        return abi.unpack_qp_attr(self.channel.command(Command.INIT_QP_ATTR, abi.init_qp_attr(0, self.number, state)))
+        attr, payload = QPAttr(), abi.init_qp_attr(0, self.number, state)
+        return attr, abi.unpack_qp_attr(self.channel.command(Command.INIT_QP_ATTR, payload), attr)
 
     def set_option(self, level: int, name: int, value: bytes) -> None:
         """SET_OPTION."""

@@ -14,7 +14,6 @@ from rdmacm.proto.cm.codes import ApStatus, RejectReason
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider.choice import note_choice
 from rdmacm.provider.connparam import MAXIMUM, ConnParam, Ece
-from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 
@@ -238,7 +237,18 @@ class Connecting(IdState):
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
         context = self._backend.verbs or self._bound(step)
-        resources, depth = self._depths(param, asked, (context._backend or context.backend).attr, step)
+        device, depths = (context._backend or context.backend).attr, []
+        for name, limit in (
+            ("responder_resources", device.max_qp_rd_atom),
+            ("initiator_depth", device.max_qp_init_rd_atom),
+        ):
+            value = getattr(param, name)
+            if value == MAXIMUM:  # what the device has, or what the peer asked for
+                value = min(limit, getattr(asked, name) if asked else MAXIMUM)
+            elif not 0 <= value <= limit:
+                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
+            depths.append(value)
+        resources, depth = depths
         return ConnParam(  # replace() takes four times as long
             param.private_data,
             resources,
@@ -250,21 +260,6 @@ class Connecting(IdState):
             self._qp.qp_num if self._qp is not None else param.qp_num,
             param.qkey,
         )
-
-    def _depths(self, param: ConnParam, asked: ConnParam | None, device: DeviceAttr, step: str) -> tuple[int, int]:
-        """The two numbers of READs and atomics. MAXIMUM becomes what the device has, or what the peer asked for."""
-        found = []
-        for name, limit in (
-            ("responder_resources", device.max_qp_rd_atom),
-            ("initiator_depth", device.max_qp_init_rd_atom),
-        ):
-            value: int = getattr(param, name)
-            if value == MAXIMUM:
-                value = min(limit, getattr(asked, name) if asked else MAXIMUM)
-            elif not 0 <= value <= limit:
-                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
-            found.append(value)
-        return found[0], found[1]
 
 
 def _bytes(data: bytes) -> bytes:

@@ -33,20 +33,16 @@ class GroupMembership(EventOwner):
         self.attached: tuple[QP, Gid, int] | None = None
 
 
-class Groups:
-    """The groups that an id has joined."""
+class Groups(list[GroupMembership]):
+    """The groups that an id has joined, oldest first. It changes with ACK_LOCK held."""
 
-    __slots__ = ("_joined",)
-
-    def __init__(self) -> None:
-        #: Oldest first; replaced with ACK_LOCK held.
-        self._joined: tuple[GroupMembership, ...] = ()
+    __slots__ = ()
 
     def join(self, backend: MulticastBackend, group: Address, flag: McJoinFlag, context: object) -> GroupMembership:
         """Begin to join a group; the outcome is an event."""
         membership = GroupMembership(group, flag, context)
         with ACK_LOCK:  # before the event, which another thread may fetch at once
-            self._joined = (*self._joined, membership)
+            self.append(membership)
         try:
             backend.join_multicast(membership, group, flag is McJoinFlag.SENDONLY_FULLMEMBER)
         except BaseException:
@@ -56,7 +52,7 @@ class Groups:
 
     def find(self, group: Address) -> GroupMembership:
         """The oldest join of a group; EADDRNOTAVAIL if there is none."""
-        for membership in self._joined:
+        for membership in self[:]:
             if membership.group == group:
                 return membership
         raise cm_error(errno.EADDRNOTAVAIL, "the id has not joined the group", "leave_multicast", str(group))
@@ -71,7 +67,8 @@ class Groups:
     def drop(self, backend: MulticastBackend, membership: GroupMembership) -> None:
         """End a join, without waiting."""
         with ACK_LOCK:
-            self._joined = tuple(each for each in self._joined if each is not membership)
+            if membership in self:
+                self.remove(membership)
         backend.leave_multicast(membership)
         self._detach(membership)
 
@@ -85,14 +82,14 @@ class Groups:
         except RdmaError as error:
             return error
         membership.attached = attached
-        if membership not in self._joined:  # another thread has left it meanwhile
+        if membership not in self:  # another thread has left it meanwhile
             self._detach(membership)
         return None
 
     def _detach(self, membership: GroupMembership) -> None:
         """Detach the queue pair from a group, unless another join of the group needs it."""
         attached, membership.attached = membership.attached, None
-        if attached is not None and all(each.attached != attached for each in self._joined):
+        if attached is not None and all(each.attached != attached for each in self[:]):
             qp, mgid, mlid = attached
             if not qp.closed:
                 qp.detach_mcast(mgid, mlid)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rdmacm.address import Address, Gid, unpack_address
 from rdmacm.proto import user_cm
+from rdmacm.proto.plainints import QP_ALT_PATH, QP_AV
 from rdmacm.proto.sa import PathData
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.user_cm import DEVICE_INDEX_OFFSET, Command, Query, ServiceFlag
@@ -32,6 +34,8 @@ __all__ = [
     "Response",
 ]
 
+#: The options of a peer that has sent none.
+NO_ECE = Ece(0)
 #: The versions of the interface that this module speaks.
 ABI_VERSIONS = (4,)
 #: Bytes of private data that a command or an event has room for; the length is in one byte.
@@ -215,12 +219,12 @@ def unpack_number(data: bytes) -> int:
 
 def unpack_addresses(data: bytes) -> Addresses:
     """The addresses or GIDs of an id."""
-    guid, port, pkey, source_size, destination_size, source, destination, index = user_cm.QUERY_ADDR_RESP.unpack(data)
+    guid, port, _, source_size, destination_size, source, destination, index = user_cm.QUERY_ADDR_RESP.unpack(data)
     return Addresses(
-        _swapped(guid, 8),
+        int.from_bytes(data[_NODE_GUID], "big"),
         None if index == UNKNOWN_DEVICE or not guid else index,
         port,
-        _swapped(pkey, 2),
+        int.from_bytes(data[_PKEY], "big"),
         unpack_address(source[:source_size]),
         unpack_address(destination[:destination_size]),
     )
@@ -228,11 +232,8 @@ def unpack_addresses(data: bytes) -> Addresses:
 
 #: What the index of a device is set to before a query: an older kernel leaves it as it is.
 UNKNOWN_DEVICE = 0xFFFFFFFF
-
-
-def _swapped(value: int, size: int) -> int:
-    """A field in network byte order that was read in native byte order."""
-    return int.from_bytes(struct.pack("=Q" if size == 8 else "=H", value), "big")
+#: The fields of addresses that are in network byte order.
+_NODE_GUID, _PKEY = slice(0, 8), slice(10, 12)
 
 
 def unpack_paths(data: bytes) -> tuple[PathData, ...]:
@@ -252,19 +253,28 @@ def _records(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(8, 8 + count * size, size)]
 
 
-def unpack_qp_attr(data: bytes) -> tuple[QPAttr, QPAttrMask]:
-    """``struct ib_uverbs_qp_attr``: the attributes of a queue pair, and which of them count."""
+def unpack_qp_attr(data: bytes, attr: QPAttr) -> QPAttrMask:
+    """``struct ib_uverbs_qp_attr``: set the attributes of a queue pair, and return which of them count."""
     mask, *numbers = user_cm.QP_ATTR.unpack(data)
     found: dict[str, Any] = dict(zip(_QP_ATTR_FIELDS, numbers, strict=True))
     for name in QPCap.__slots__:  # the connection manager tells no sizes of queues
         del found[name]
-    found["qp_state"], found["cur_qp_state"] = QPState(found["qp_state"]), QPState(found["cur_qp_state"])
-    found["path_mtu"] = Mtu(found["path_mtu"]) if found["path_mtu"] else Mtu.MTU_256
-    found["path_mig_state"] = MigState(found["path_mig_state"])
-    found["ah_attr"] = _unpack_address_vector(found["ah_attr"])
-    found["alt_ah_attr"] = _unpack_address_vector(found["alt_ah_attr"])
+    found["qp_state"], found["cur_qp_state"] = _state_of(found["qp_state"]), _state_of(found["cur_qp_state"])
+    found["path_mtu"] = _mtu_of(found["path_mtu"] or Mtu.MTU_256)
+    found["path_mig_state"] = _migration_of(found["path_mig_state"])
     found["min_rnr_timer"] = found["min_rnr_timer"] or MIN_RNR_TIMER
-    return QPAttr(**found), QPAttrMask(mask & _KNOWN_ATTRIBUTES)
+    for name, bit in (("ah_attr", QP_AV), ("alt_ah_attr", QP_ALT_PATH)):
+        vector = found.pop(name)
+        if mask & bit:
+            found[name] = _unpack_address_vector(vector)
+    for name, value in found.items():
+        setattr(attr, name, value)
+    return _mask_of(mask & _KNOWN_ATTRIBUTES)
+
+
+# The members of enumerations: their classes take long to find one, and each connection has the same.
+_state_of, _mtu_of = lru_cache(64)(QPState), lru_cache(64)(Mtu)
+_migration_of, _mask_of = lru_cache(64)(MigState), lru_cache(64)(QPAttrMask)
 
 
 #: The fields behind the mask, with their names in QPAttr.
@@ -283,14 +293,14 @@ def _unpack_address_vector(data: bytes) -> AHAttr:
     dgid, flow_label, sgid_index, hop_limit, traffic_class, dlid, sl, path_bits, rate, is_global, port = (
         user_cm.AH_ATTR.unpack(data)
     )
-    route = GlobalRoute(Gid(dgid), sgid_index, flow_label, hop_limit, traffic_class)
+    route = GlobalRoute(bytes.__new__(Gid, dgid), sgid_index, flow_label, hop_limit, traffic_class)
     return AHAttr(dlid, sl, path_bits, rate, bool(is_global), port, route)
 
 
 def unpack_event(data: bytes) -> Event:
     """An event."""
     uid, number, kind, status, param, vendor, options = user_cm.EVENT_RESP.unpack(data)
-    return Event(uid, number, kind, status, param, Ece(vendor, options))
+    return Event(uid, number, kind, status, param, Ece(vendor, options) if vendor or options else NO_ECE)
 
 
 def unpack_conn(param: bytes) -> ConnParam:

@@ -30,6 +30,7 @@ from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import QPState
 
 _E = CmEventType
+_KINDS = {int(kind): kind for kind in CmEventType}
 _TEXTS = {
     _E.DEVICE_REMOVAL: "the device was removed",
     _E.ADDR_CHANGE: "the hardware address of the interface has changed",
@@ -49,9 +50,8 @@ def translate(host: KernelHost, queue: KernelQueue, raw: abi.Event) -> QueuedEve
     core = host.ids.get(raw.uid)
     if not isinstance(core, KernelId) or core.state is State.DESTROYING:
         return None
-    try:
-        kind = CmEventType(raw.type)
-    except ValueError:
+    kind = _KINDS.get(raw.type)
+    if kind is None:
         return None
     if kind is _E.CONNECT_REQUEST:
         return _request(core, queue, raw)
@@ -61,8 +61,8 @@ def translate(host: KernelHost, queue: KernelQueue, raw: abi.Event) -> QueuedEve
     handler = _HANDLERS.get(kind)
     event = QueuedEvent(owner, kind, raw.status)
     found = event if handler is None else handler(core, event, raw)
-    if found is not None and not found.message:
-        found = found._replace(message=_text(found))
+    if found is not None and not found.message and (text := _text(found)):
+        return found._replace(message=text)
     return found
 
 
@@ -178,18 +178,18 @@ def _param(core: KernelId, raw: abi.Event, is_request: bool = False) -> ConnPara
 
 def _replied(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:
     core.peer_ece = raw.ece
-    event = event._replace(param=_param(core, raw))
-    if core.qp is None:
-        return event
+    param, qp = _param(core, raw), core.qp
+    if qp is None:
+        return event._replace(param=param)
     try:
-        core.make_ready(core.qp)
+        core.make_ready(qp)
         core.confirm("connect")
     except RdmaError as error:
         core.fail_qp()
         status = -(error.errno or errno.EIO)
-        return event._replace(type=_E.CONNECT_ERROR, status=status, param=None, message=str(error.strerror))
+        return event._replace(type=_E.CONNECT_ERROR, status=status, message=str(error.strerror))
     core.is_established = True
-    return event._replace(type=_E.ESTABLISHED, status=0)
+    return event._replace(type=_E.ESTABLISHED, status=0, param=param)
 
 
 def _established(core: KernelId, event: QueuedEvent, raw: abi.Event) -> QueuedEvent:

@@ -27,8 +27,6 @@ from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import GidType
 from rdmacm.verbs.qp import QP
 
-NO_ECE = Ece(0)
-
 
 class IdState(CommonIdState):
     """See the module. Used with the runtime's lock held. ``number`` is the id's in the kernel.
@@ -71,7 +69,7 @@ class IdState(CommonIdState):
         self.is_established = False
         self.is_disconnected = False
         #: The ECE options to send, and those of the peer.
-        self.local_ece = self.peer_ece = NO_ECE
+        self.local_ece = self.peer_ece = abi.NO_ECE
         #: How many requests may be posted; None for all. Up to ``most_held`` others are kept, as events.
         self.requests_allowed: int | None = None
         self.held_requests: list[object] = []
@@ -111,7 +109,8 @@ class IdState(CommonIdState):
 
     def begin(self, call: str) -> None:
         """Raise EBADF in a child of fork(2), and ENXIO for an id that is destroyed."""
-        self.runtime.check_fork(call)
+        if self.runtime.abandoned:
+            self.runtime.check_fork(call)
         if self.state is State.DESTROYING:
             raise self.refuse(call)
 

@@ -30,6 +30,7 @@ from rdmacm.kernel.id_state import IdState
 from rdmacm.kernel.prediction import Choice, explain_choice, explain_failure, predict
 from rdmacm.kernel.reasons import address_of_device, inactive_port, loopback_listener, no_group, not_local
 from rdmacm.proto.cm.private_data import user_capacity
+from rdmacm.proto.plainints import QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
@@ -369,7 +370,8 @@ class KernelId(IdState):
 
     def _named(self, param: ConnParam) -> ConnParam:
         """The parameters with the number of the attached queue pair."""
-        return param if self.qp is None else replace(param, qp_num=self.qp.qp_num)
+        qp = self.qp
+        return param if qp is None or param.qp_num == qp.qp_num else replace(param, qp_num=qp.qp_num)
 
     def connect(self, param: ConnParam) -> None:
         with self.runtime.lock:
@@ -463,6 +465,11 @@ class KernelId(IdState):
     # -- queue pairs ----------------------------------------------------------------------------------
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
+        attr = QPAttr()
+        return attr, self._fill_attr(attr, state)
+
+    def _fill_attr(self, attr: QPAttr, state: QPState) -> QPAttrMask:
+        """Set the attributes of :meth:`init_qp_attr`, and return which of them count."""
         with self.runtime.lock:
             self.begin("init_qp_attr")
             data = self.ask(
@@ -471,9 +478,9 @@ class KernelId(IdState):
                 Response.QP_ATTR,
                 "init_qp_attr",
             )
-            attr, mask = abi.unpack_qp_attr(data)
+            mask = abi.unpack_qp_attr(data, attr)
             attr.qp_state = state
-            return attr, mask  # none for RTS on iWARP, where the connection takes the queue pair there
+            return mask  # none for RTS on iWARP, where the connection takes the queue pair there
 
     def attach_qp(self, qp: QP | None) -> None:
         with self.runtime.lock:
@@ -494,14 +501,16 @@ class KernelId(IdState):
 
     def make_ready(self, qp: QP, param: ConnParam | None = None) -> None:
         """Take the queue pair from INIT to RTS; ``param`` has the limits that the passive side accepts with."""
-        qp.backend.modify(*self.init_qp_attr(QPState.INIT))  # the access flags depend on what the peer asks for
+        attr, mask = self.init_qp_attr(QPState.INIT)
+        qp.backend.modify(attr, mask)  # the access flags depend on what the peer asks for
         for state in _TO_RTS:
-            attr, mask = self.init_qp_attr(state)
-            if param is not None and mask & QPAttrMask.MAX_DEST_RD_ATOMIC:
+            mask = self._fill_attr(attr, state)
+            bits = mask.value
+            if param is not None and bits & QP_MAX_DEST_RD_ATOMIC:
                 attr.max_dest_rd_atomic = param.responder_resources
-            if param is not None and mask & QPAttrMask.MAX_QP_RD_ATOMIC:
+            if param is not None and bits & QP_MAX_QP_RD_ATOMIC:
                 attr.max_rd_atomic = param.initiator_depth
-            if mask:
+            if bits:
                 qp.backend.modify(attr, mask)
 
     def fail_qp(self) -> None:

@@ -6,9 +6,9 @@ import os
 import struct
 from random import SystemRandom
 
-#: Numbers of 32 bits that are read from the system at a time. Thirty connections need about as many.
+#: Numbers of 64 bits that are read from the system at a time. Sixty connections need about as many.
 _BUFFERED = 256
-_WORDS = struct.Struct(f"={_BUFFERED}I")
+_WORDS = struct.Struct(f"={_BUFFERED}Q")
 
 
 class BufferedSystemRandom(SystemRandom):
@@ -22,11 +22,11 @@ class BufferedSystemRandom(SystemRandom):
         self._buffer: list[int] = []
 
     def getrandbits(self, k: int, /) -> int:
-        if k > 32:
+        if k > 64:
             return super().getrandbits(k)
         if not self._buffer:
             self._buffer = [*_WORDS.unpack(os.urandom(_WORDS.size))]
-        return self._buffer.pop() >> (32 - k)
+        return self._buffer.pop() >> (64 - k)
 
     def forget(self) -> None:
         """Discard the buffer: after fork(2) the parent has the same numbers in its own."""

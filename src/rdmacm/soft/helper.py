@@ -196,7 +196,7 @@ class Helper:
     def _send_old(self) -> None:
         """Send the management datagrams if they have waited since the last call. As a rule it takes no lock."""
         outbox = self._mux.gsi.outbox
-        if outbox and outbox.sends == self._sends_seen:
+        if outbox.count and outbox.sends == self._sends_seen:
             with self._runtime.lock:
                 self._runtime.has_more_events = False  # its caller may not be back for long
                 outbox.send()

@@ -146,6 +146,8 @@ class QP(Resource):
     qp_type: QPType
     xrcd: XRCD | None
 
+    #: What an extended queue pair is made for, see :meth:`rdmacm.verbs.backend.DeviceBackend.create_qp`.
+    _send_ops: SendOpsFlag | None = None
     _is_needed = False
 
     def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
@@ -183,7 +185,7 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp",
             needs,
-            partial(device.create_qp, key, attr.qp_type, attr.cap, bool(attr.sq_sig_all), *queues, self._send_ops()),
+            partial(device.create_qp, key, attr.qp_type, attr.cap, bool(attr.sq_sig_all), *queues, self._send_ops),
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
         self.qp_num: int = self.backend.qp_num
@@ -196,10 +198,6 @@ class QP(Resource):
             except BaseException:
                 self.close()
                 raise
-
-    def _send_ops(self) -> SendOpsFlag | None:
-        """What an extended queue pair is made for, see :meth:`rdmacm.verbs.backend.DeviceBackend.create_qp`."""
-        return None
 
     # -- attributes -----------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class QPEx(QP):
         "_fault": "The first error of the batch.",
         "_has_data": "Whether the data of the last request are set.",
         "_opcodes": "What it was made for.",
-        "_asked": "``send_ops_flags`` of ``init_attr``.",
+        "_send_ops": "``send_ops_flags`` of ``init_attr``.",
     }
 
     def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
@@ -92,16 +92,13 @@ class QPEx(QP):
         check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         self._opcodes = _opcodes_asked_for(init_attr)
         asked = init_attr.send_ops_flags if isinstance(init_attr, QPInitAttrEx) else 0
-        self._asked = SendOpsFlag(int(asked))
+        self._send_ops = SendOpsFlag(int(asked))
         self.wr_id: int = 0
         self.wr_flags: int = 0
         self._batch: list[SendWR] | None = None
         self._fault: RdmaError | None = None
         self._has_data = False
         super().__init__(creator, init_attr, qp_attr)
-
-    def _send_ops(self) -> SendOpsFlag:
-        return self._asked
 
     # -- batches --------------------------------------------------------------------------------------
 

@@ -206,12 +206,12 @@ class KernelDevice:
         assert srq is None or isinstance(srq, KernelSRQ)
         init = ibv_qp_init_attr_ex(
             None,
-            *(None if queue is None else queue.address for queue in (send_cq, recv_cq, srq)),
+            *[None if queue is None else queue.address for queue in (send_cq, recv_cq, srq)],
             ibv_qp_cap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data),
             int(qp_type),
             int(sq_sig_all),
         )
-        cqs = tuple(dict.fromkeys(cq for cq in (send_cq, recv_cq) if cq is not None))
+        cqs = tuple(dict.fromkeys([cq for cq in (send_cq, recv_cq) if cq is not None]))
         with opened.runtime.lock, opened.call("create_qp"):
             if RULES[qp_type].in_xrc_domain:
                 assert isinstance(pd, XrcDomain)

@@ -109,11 +109,9 @@ class _Call:
     def __enter__(self) -> None:
         opened = self._opened
         opened.calls.append(None)
-        try:
-            opened.check(self._step)
-        except BaseException:
+        if opened.abandoned or opened.removed:
             self.__exit__()
-            raise
+            opened.check(self._step)
 
     def __exit__(self, *error: object) -> None:
         opened = self._opened

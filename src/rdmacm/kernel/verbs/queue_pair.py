@@ -90,7 +90,7 @@ class KernelQP:
         self._pd = pd
         self._cqs = cqs
         #: The windows of type 2 that were bound by it.
-        self._windows: weakref.WeakSet[KernelMW] = weakref.WeakSet()
+        self._windows: weakref.WeakSet[KernelMW] | None = None
         self._needs = needs
         #: Takes inline data beyond what the device does; None where it does.
         self.copies: InlineCopies | None = None
@@ -133,10 +133,11 @@ class KernelQP:
         with opened.call("modify_qp"):
             check(opened.library.ibv_modify_qp(self.address, byref(given), bits), "modify_qp", opened.name)
         if bits & QP_STATE:
-            before, self.state = self.state, QPState(attr.qp_state)
-            if before is QPState.SQD and self.state is QPState.RTS:
+            before, state = self._state, attr.qp_state
+            self._state = state = state if type(state) is QPState else QPState(state)
+            if before is QPState.SQD and state is QPState.RTS:
                 self._ring()
-            if self.state is QPState.RESET:
+            if state is QPState.RESET:
                 with opened.runtime.lock:
                     for cq in self._cqs:
                         cq.drop(self.qp_num)
@@ -336,6 +337,7 @@ class KernelQP:
                 window = mw.backend if mw is not None else None
                 if isinstance(window, KernelMW) and window.type is MWType.TYPE_2 and info is not None:
                     region = None if info.mr is None else info.mr.backend
+                    self._windows = self._windows or weakref.WeakSet()
                     self._windows.add(window)
                     window.bind_posted(wr.rkey, region if isinstance(region, KernelMR) else None, info.mr)
 
@@ -385,7 +387,7 @@ class KernelQP:
             if opened.queue_pairs.get(self.qp_num) is self:
                 del opened.queue_pairs[self.qp_num]
             if not opened.abandoned:
-                for window in self._windows:
+                for window in self._windows or ():
                     window.renew()
                 opened.release(self)  # the kernel drops its events that are not read
                 for cq in self._cqs:

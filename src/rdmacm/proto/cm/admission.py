@@ -116,7 +116,7 @@ class Admission(Generic[T]):
         self._small_permits = Permits(_SMALL_PERMITS, _SMALL_RATE)
         #: The requests that wait, with their keys, by number. Below, the numbers of those that were seen before, and of
         #: the others.
-        self._requests: dict[int, tuple[bytes, T]] = {}
+        self.waiting: dict[int, tuple[bytes, T]] = {}
         #: The numbers of the requests that wait, by key.
         self._numbers: dict[bytes, int] = {}
         self._repeated: FairQueue[int] = FairQueue()
@@ -124,17 +124,13 @@ class Admission(Generic[T]):
         self._number = 0
         self._seen = _Seen(salt)
 
-    def __len__(self) -> int:
-        """How many requests wait."""
-        return len(self._requests)
-
     def admit_small(self, now: float) -> bool:
         """Whether to process a request that needs no application. It is dropped otherwise."""
         return self._small_permits.take(now)
 
     def admit(self, now: float) -> bool:
         """Whether to process a request for the application now. It is given to :meth:`wait` otherwise."""
-        return not self._requests and self._permits.take(now)
+        return not self.waiting and self._permits.take(now)
 
     def wait(self, source: Hashable, key: bytes, request: T, now: float) -> bool:
         """Keep a request of ``source`` for :meth:`take`; False if a request was dropped for lack of room, this or
@@ -150,9 +146,9 @@ class Admission(Generic[T]):
             if displaced is None:
                 return False
             queue.discard(displaced)
-            del self._numbers[self._requests.pop(displaced)[0]]
+            del self._numbers[self.waiting.pop(displaced)[0]]
         self._number += 1
-        self._requests[self._number] = key, request
+        self.waiting[self._number] = key, request
         self._numbers[key] = self._number
         queue.add(source, self._number)
         return not is_full
@@ -161,13 +157,13 @@ class Admission(Generic[T]):
         """Drop a request, because its sender has given up; no error if it does not wait."""
         number = self._numbers.pop(key, None)
         if number is not None:
-            del self._requests[number]
+            del self.waiting[number]
             self._repeated.discard(number)
             self._new.discard(number)
 
     def take(self, now: float) -> T | None:
         """The next request to process; None if none waits, or there is no permit."""
-        if not self._requests or not self._permits.take(now):
+        if not self.waiting or not self._permits.take(now):
             return None
         number = self._repeated.take()
         if number is None:
@@ -175,16 +171,16 @@ class Admission(Generic[T]):
         assert number is not None
         if not self._new and not self._repeated:
             self._seen.forget(now)
-        key, request = self._requests.pop(number)
+        key, request = self.waiting.pop(number)
         del self._numbers[key]
         return request
 
     def next_time(self, now: float) -> float | None:
         """When :meth:`take` has a request, unless a peer answers before; None while none waits."""
-        return self._permits.next_time(now) if self._requests else None
+        return self._permits.next_time(now) if self.waiting else None
 
     def clear(self) -> None:
         """Forget all requests that wait."""
-        self._requests.clear()
+        self.waiting.clear()
         self._numbers.clear()
         self._repeated, self._new = FairQueue(), FairQueue()

@@ -369,7 +369,9 @@ class Agent:
     def timer(self, now: float) -> None:
         """Handle the timers that are due."""
         try:
-            while (connection := self._connections.pop_due(now)) is not None:
+            while (comm_id := self.timers.pop_due(now)) is not None:
+                connection = self._connections.by_id[comm_id]
+                connection.deadline = None
                 if connection.state is CmState.TIMEWAIT:
                     trigger = CmTrigger.TIMEWAIT_OVER
                 elif connection.retries_left > 0:

@@ -150,15 +150,6 @@ class Connections:
         if deadline is not None:
             self._wake_at(deadline)
 
-    def pop_due(self, now: float) -> CmConnection | None:
-        """A connection whose timer is due; the timer is stopped. None if there is none."""
-        comm_id = self.timers.pop_due(now)
-        if comm_id is None:
-            return None
-        connection = self.by_id[comm_id]
-        connection.deadline = None
-        return connection
-
     def _deadline_of(self, comm_id: int) -> float | None:
         connection = self.by_id.get(comm_id)
         return None if connection is None else connection.deadline

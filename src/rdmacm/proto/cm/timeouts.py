@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 #: The largest exponent that is honoured, 65 seconds. The 5 bits allow a peer to ask for hours.
 MAX_EXPONENT = 24
+
+#: Results of the functions that are kept: each connection asks for some of the same.
+_MOST_KEPT = 64
 
 _SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(MAX_EXPONENT + 1)]
 
 
+@lru_cache(_MOST_KEPT)
 def seconds(exponent: int) -> float:
     """The seconds of an exponent, rounded as Linux does: to a power of two of milliseconds."""
     return _SECONDS[min(MAX_EXPONENT, exponent)]  # min() takes longer
 
 
+@lru_cache(_MOST_KEPT)
 def ack_timeout(ca_ack_delay: int, packet_life_time: int) -> int:
     """The local ACK timeout for a path with a packet life time, to a peer with a CA ACK delay; all are exponents.
 

@@ -47,6 +47,7 @@ _COMM_ID_BYTES = slice(_HEADERS_LENGTH + 24, _HEADERS_LENGTH + 28)
 #: The lower byte of its attribute id, and the service id.
 _ATTRIBUTE_BYTE = _HEADERS_LENGTH + 17
 _REQ, _REJ = int(AttributeId.REQ) & 0xFF, int(AttributeId.REJ) & 0xFF
+_REQUESTS = (_REQ, int(AttributeId.SIDR_REQ) & 0xFF)
 #: What ends a connection.
 _ENDS = (int(AttributeId.DREQ) & 0xFF, int(AttributeId.DREP) & 0xFF)
 _SERVICE_ID = struct.Struct(f"!{SERVICE_ID}xQ")
@@ -162,7 +163,7 @@ class RoceGsi:
         if not waits and mux.runtime.has_more_events:
             outbox.wishes += 1
             waits = outbox.may_wait
-        if not waits and not outbox:
+        if not waits and not outbox.count:
             outbox.send_one(path, traffic_class, mad)
             return
         outbox.add(path, traffic_class, mad)
@@ -170,39 +171,48 @@ class RoceGsi:
             outbox.send()
 
     def received(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
-        """Process a packet for QP 1, if it is one of a connection manager."""
+        """Process a packet for QP 1, if it is one of a connection manager. An exception is reported."""
         dropped = self._mux.dropped
-        if len(data) != PACKET_LENGTH:
-            dropped["gsi_length"] += 1
-            return
-        opcode, flags, pkey, _, _, qkey, _ = BTH_DETH_STRUCT.unpack_from(data)
-        if opcode != _UD_SEND_ONLY or flags & 0x3F:  # no padding, version 0
-            dropped["gsi_opcode"] += 1
-        elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
-            dropped["gsi_key"] += 1
-        elif self._admits(data, source, destination, now) if is_request(data) else self._is_wanted(data, source, now):
+        try:
+            if len(data) != PACKET_LENGTH:
+                dropped["gsi_length"] += 1
+                return
+            opcode, flags, pkey, _, _, qkey, _ = BTH_DETH_STRUCT.unpack_from(data)
+            if opcode != _UD_SEND_ONLY or flags & 0x3F:  # no padding, version 0
+                dropped["gsi_opcode"] += 1
+                return
+            if qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
+                dropped["gsi_key"] += 1
+                return
+            attribute = data[_ATTRIBUTE_BYTE]
+            if attribute in _REQUESTS and is_request(data):
+                if not self._admits(data, source, destination, now):
+                    return
+            else:
+                triage = Triage.PROCESS if self.triage is None else self.triage(data[_HEADERS_LENGTH:])
+                if triage is Triage.DROPPED:
+                    return
+                if attribute == _REJ:  # its connection may not exist, because the REQ still waits
+                    self._admission.withdraw(_key(data, source))
+                if triage is Triage.PROCESS_SOME and not self._admits_small(now):
+                    return
             self._process(data, source, destination, now)
+        except Exception as error:
+            self._mux.runtime.errors.report("gsi", "a management datagram is lost", error)
 
-    def _is_wanted(self, data: memoryview, source: SocketAddress, now: float) -> bool:
-        """Whether to process a MAD that is no request."""
-        triage = Triage.PROCESS if self.triage is None else self.triage(data[_HEADERS_LENGTH:])
-        if data[_ATTRIBUTE_BYTE] == _REJ and triage is not Triage.DROPPED:
-            self._admission.withdraw(_key(data, source))  # its connection may not exist, because the REQ still waits
-        if triage is Triage.PROCESS_SOME and not self._admission.admit_small(now):
-            self._mux.dropped["request_flood"] += 1
-            return False
-        return triage is not Triage.DROPPED
+    def _admits_small(self, now: float) -> bool:
+        """Whether to process a MAD that no application is asked about. Otherwise it is dropped."""
+        if self._admission.admit_small(now):
+            return True
+        self._mux.dropped["request_flood"] += 1
+        return False
 
     def _admits(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> bool:
         """Whether to process a request now. Otherwise it waits, or is dropped."""
-        admission, dropped = self._admission, self._mux.dropped
         (service_id,) = _SERVICE_ID.unpack_from(data)
         if service_id not in self._services or data[_ATTRIBUTE_BYTE] != _REQ:
-            if not admission.admit_small(now):
-                dropped["request_flood"] += 1
-                return False
-            return True
-        if admission.admit(now):
+            return self._admits_small(now)
+        if self._admission.admit(now):
             return True
         self._wait(data, source, destination, now)
         if not self._is_called:
@@ -240,7 +250,7 @@ class RoceGsi:
                 self._process(memoryview(data), source, destination, now)
         finally:
             self._is_processing = False
-            if self.outbox and not self._mux.is_processing:
+            if self.outbox.count and not self._mux.is_processing:
                 self.outbox.send()
         when = self._admission.next_time(now)
         if when is not None and not self._is_called:
@@ -253,7 +263,7 @@ class RoceGsi:
     def peer_answered(self) -> None:
         """See :meth:`rdmacm.soft.connection_manager.Gsi.peer_answered`."""
         self._admission.answered()
-        if self._admission:
+        if self._admission.waiting:
             now = self._mux.runtime.clock()
             request = self._admission.take(now)
             if request is not None:
@@ -271,7 +281,8 @@ class RoceGsi:
                 return
             if identification < MOST_IN_TRAIN and not data[4]:  # which the start value takes for 0
                 residues.add(crc)
-        self.outbox.answered(path)
+        if path not in self.outbox.answering:
+            self.outbox.answered(path)
         if self.on_mad is not None:
             self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
 

@@ -70,21 +70,17 @@ class MadTrains:
         self._peers: dict[tuple[WirePath, int], _Peer] = {}
         #: The datagrams that wait, by peer and slot, and their number.
         self._waiting: dict[tuple[_Peer, int], list[bytes]] = {}
-        self._count = 0
+        self.count: int = 0
         #: How often :meth:`send` was called, so that a thread sees whether what waits is old.
         self.sends = 0
         #: Whether a caller may let a datagram wait, because a thread looks at those that do; and how often one has, or
         #: would have if it were allowed.
         self.may_wait = False
         self.wishes = 0
-        #: Paths from which something has arrived, and no report of an undelivered request since.
-        self._answering: set[WirePath] = set()
+        #: Paths from which something has arrived, and no report of an undelivered request since (:meth:`answered`).
+        self.answering: set[WirePath] = set()
         #: The PSN of the last packet sent.
         self._psn = mux.random.getrandbits(24)
-
-    def __len__(self) -> int:
-        """How many datagrams wait."""
-        return self._count
 
     def add(self, path: WirePath, traffic_class: int, mad: Buffer) -> None:
         """Let a MAD of 256 bytes wait for :meth:`send`; with as many as a train may have, none waits longer."""
@@ -94,8 +90,8 @@ class MadTrains:
             self._waiting[key] = [bytes(mad)]
         else:
             mads.append(bytes(mad))
-        self._count += 1
-        if self._count >= MOST_IN_TRAIN:
+        self.count += 1
+        if self.count >= MOST_IN_TRAIN:
             self.send()
 
     def send_one(self, path: WirePath, traffic_class: int, mad: Buffer) -> None:
@@ -108,9 +104,9 @@ class MadTrains:
         mux = self._mux
         self.sends += 1
         mux.acknowledge()
-        waiting, self._waiting, self._count = self._waiting, {}, 0
+        waiting, self._waiting, self.count = self._waiting, {}, 0
         for (peer, slot), mads in waiting.items():
-            is_train = len(mads) > 1 and (slot or peer.path in self._answering)
+            is_train = len(mads) > 1 and (slot or peer.path in self.answering)
             if is_train and mux.train >= MOST_IN_TRAIN * PACKET_LENGTH and not peer.route.no_trains:
                 self._send(peer, mads)
             else:
@@ -141,19 +137,18 @@ class MadTrains:
 
     def answered(self, path: WirePath) -> None:
         """Something has arrived on a path."""
-        if path not in self._answering:
-            if len(self._answering) >= MAX_PEERS:
-                self._answering.clear()
-            self._answering.add(path)
+        if len(self.answering) >= MAX_PEERS:
+            self.answering.clear()
+        self.answering.add(path)
 
     def undelivered(self, destination: bytes) -> None:
         """A request to a packed address was not delivered, as the network reports."""
-        self._answering = {path for path in self._answering if path.remote != destination}
+        self.answering = {path for path in self.answering if path.remote != destination}
 
     def clear(self) -> None:
         """Forget what waits, and all peers."""
         self.may_wait = False
         self._waiting.clear()
-        self._count = 0
+        self.count = 0
         self._peers.clear()
-        self._answering.clear()
+        self.answering.clear()

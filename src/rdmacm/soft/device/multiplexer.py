@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections import Counter, OrderedDict
+from math import inf
 from typing import TYPE_CHECKING, cast
 
 from rdmacm.errors import RdmaError, cm_error, errno_name
@@ -299,7 +300,8 @@ class QPMultiplexer:
             self._send_queue.pop(qp, None)
         if self.pending_acks:
             self.pending_acks.pop(qp, None)
-        self._timers.discard(qpn)
+        if self._timers.earliest != inf:
+            self._timers.discard(qpn)
 
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give a number to no queue pair before ``until``: packets of its last connection may still arrive."""
@@ -348,45 +350,42 @@ class QPMultiplexer:
                 return False
             self._is_receiving = True
             try:
-                if self.gsi.outbox:
+                if self.gsi.outbox.count:
                     self.gsi.outbox.send()
-                return self._progress(result_queue, skip_poll, now)
+                core_wire = self.core_wire
+                if self.pending_acks:
+                    self.acknowledge()
+                taken = 0
+                if core_wire is not None:
+                    taken = core_wire.begin_turn()
+                try:
+                    found = self.wire.receive(skip_poll)
+                except Exception as error:
+                    self.runtime.errors.report("wire", "some packets are lost", error)
+                    found = ()
+                is_busy = False
+                if core_wire is not None:
+                    is_busy = core_wire.end_turn(result_queue, taken)
+                    self.see_core_wire()
+                timers, send_queue = self._timers, self._send_queue
+                if not found and timers.earliest == inf and not send_queue:
+                    return is_busy
+                if now is None:
+                    now = self.runtime.clock()
+                if found:
+                    self._dispatch(found, now)
+                    if self.pending_acks:
+                        if result_queue:
+                            self._deferrals += 1
+                        if not (result_queue and self.may_defer_acks):
+                            self.acknowledge()
+                elif not send_queue and timers.earliest > now:
+                    return is_busy
+                if send_queue or timers.earliest <= now:
+                    self._call_timers_and_send(now)
+                return True
             finally:
                 self._is_receiving = False
-
-    def _progress(self, result_queue: Sized, skip_poll: bool, now: float | None) -> bool:
-        core_wire = self.core_wire
-        if self.pending_acks:
-            self.acknowledge()
-        taken = 0
-        if core_wire is not None:
-            taken = core_wire.begin_turn()
-        try:
-            found = self.wire.receive(skip_poll)
-        except Exception as error:
-            self.runtime.errors.report("wire", "some packets are lost", error)
-            found = ()
-        is_busy = False
-        if core_wire is not None:
-            is_busy = core_wire.end_turn(result_queue, taken)
-            self.see_core_wire()
-        timers, send_queue = self._timers, self._send_queue
-        if not found and not timers and not send_queue:
-            return is_busy
-        if now is None:
-            now = self.runtime.clock()
-        if found:
-            self._dispatch(found, now)
-            if self.pending_acks:
-                if result_queue:
-                    self._deferrals += 1
-                if not (result_queue and self.may_defer_acks):
-                    self.acknowledge()
-        elif not send_queue and timers.earliest > now:
-            return is_busy
-        if send_queue or timers.earliest <= now:
-            self._call_timers_and_send(now)
-        return True
 
     def _dispatch(self, found: Sequence[Received], now: float) -> None:
         """Deliver what was received, each packet to its queue pair."""
@@ -405,7 +404,7 @@ class QPMultiplexer:
                             self.engine_raised(qp, error)
                         continue
                     if data[7] == GSI_QPN and not (data[5] or data[6]):
-                        self._deliver_mad(data, source, destination, now)
+                        self.gsi.received(data, source, destination, now)
                         continue
                 self._dispatch_train(data, segment, source, destination, now)
                 if self.pending_acks:
@@ -431,7 +430,7 @@ class QPMultiplexer:
         self.is_processing = False
         if self.core_wire is not None:
             self.core_wire.is_processing = False
-        if self.gsi.outbox:
+        if self.gsi.outbox.count:
             self.gsi.outbox.send()
 
     def see_core_wire(self) -> None:
@@ -648,7 +647,7 @@ class QPMultiplexer:
         elif qpn == GSI_QPN:
             step = segment or len(data)
             for start in range(0, len(data), step):
-                self._deliver_mad(data[start : start + step], source, destination, now)
+                self.gsi.received(data[start : start + step], source, destination, now)
         elif qpn == MULTICAST_QPN:
             self._deliver_to_group(data, source, destination)
         else:
@@ -664,9 +663,3 @@ class QPMultiplexer:
                 qp.received_from_group(data, source, key)
             except BaseException as error:
                 self.engine_raised(qp, error)
-
-    def _deliver_mad(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
-        try:
-            self.gsi.received(data, source, destination, now)
-        except Exception as error:
-            self.runtime.errors.report("gsi", "a management datagram is lost", error)

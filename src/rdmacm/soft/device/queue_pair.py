@@ -71,12 +71,15 @@ class SoftQP(WorkQueues["QPEngine"]):
     def _set_up(self, _parts: DeviceParts) -> None:
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
+        #: What the peer may touch; None without an engine.
+        self._memory: RemoteMemory | None = None
         self._mux.attach(self, ACCEPTS_NONE)
 
     def _enter_reset(self) -> None:
         super()._enter_reset()
-        #: What the peer may touch; None without an engine.
-        self._memory: RemoteMemory | None = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         #: What the address vector is made of when it is asked for, where an id has set the peer.
         self._vector: tuple[PathRecord, int, int] | None = None
         #: The way to the peer, from RTR on.
@@ -166,16 +169,6 @@ class SoftQP(WorkQueues["QPEngine"]):
                 self._engine.resume()
                 self._mux.send_now(self, self._mux.runtime.clock())
 
-    def _reset(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-        super()._reset()
-
-    def abort(self) -> None:
-        """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
-        self._source = None
-        super().abort()
-
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
         """Take the engine from one state to another."""
         if state is _ERR:
@@ -232,7 +225,6 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def _use_route(self, route: WireRoute) -> None:
         self._route = route
-        self._source = None
         if self.core is not None:
             self._leave_core()
         if self._engine is not None:
@@ -295,10 +287,6 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._drain_reported = True
             if self._attr is not None and self._attr.en_sqd_async_notify:
                 self._report(EventType.SQ_DRAINED)
-
-    def _fail(self, why: str) -> None:
-        self._source = None
-        super()._fail(why)
 
     # -- packets --------------------------------------------------------------------------------------
 
@@ -371,6 +359,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             self._after(self._engine)
 
     def _tell_core_wire(self) -> None:
+        self._source = None
         core_wire, route = self._mux.core_wire, self._route
         if core_wire is None or self._closed or not self._mux.opened:
             return

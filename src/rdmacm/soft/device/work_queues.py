@@ -123,8 +123,8 @@ class WorkQueues(Generic[E]):
         self._closed = False
         #: Takes its asynchronous events.
         self.async_events: AsyncEvents | None = None
-        self._enter_reset()
         self._set_up(parts)
+        self._enter_reset()
 
     def _set_up(self, parts: DeviceParts) -> None:
         """Set what a type has for good, and join the multiplexer."""
@@ -237,7 +237,8 @@ class WorkQueues(Generic[E]):
         with self._mux.runtime.lock:
             if self._mux.runtime.abandoned:
                 return
-            self._mux.acknowledge()
+            if self._engine is not None:
+                self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 try:
                     self._fail("the connection has ended")
@@ -305,10 +306,9 @@ class WorkQueues(Generic[E]):
 
     def destroy(self) -> None:
         with self._mux.runtime.lock:
-            self._mux.acknowledge()
+            if self._engine is not None:
+                self._mux.acknowledge()
             self._closed = True
-            if self.core is not None:
-                self._leave_core()
             self._reset()
             self._mux.detach(self)
 
@@ -441,7 +441,10 @@ class WorkQueues(Generic[E]):
             self._mux.runtime.driver.deadlines_changed()  # the helper leaves some descriptors to that thread
 
     def _tell_core_wire(self) -> None:
-        """Tell the compiled core whose packets the queue pair accepts: after a change of the state or the peer."""
+        """Tell the compiled core whose packets the queue pair accepts: after a change of the state or the peer.
+
+        Also in Python, the next packet is checked anew.
+        """
 
     def _leave_core(self) -> None:
         """Have everything done in Python, until :meth:`_join_core`."""

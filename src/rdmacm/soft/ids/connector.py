@@ -57,8 +57,8 @@ class Connector(Protocol):
     peer_ece: Ece
 
     @property
-    def is_open(self) -> bool:
-        """Whether there is a connection, established or not."""
+    def connection(self) -> object | None:
+        """The connection, established or not; None if there is none."""
 
     @property
     def is_established(self) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Protocol
 
-from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
+from rdmacm.address import AF_IB, WILDCARDS, Address, InetAddr, SockAddrIB, service_id
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import states
 from rdmacm.proto.cm.codes import (
@@ -110,11 +110,11 @@ class IbCmConnector:
         "_accepted",
         "_agent",
         "_alternate",
-        "_connection",
         "_id",
         "_listeners",
         "_to_post",
         "_user",
+        "connection",
         "peer_ece",
     )
 
@@ -131,7 +131,7 @@ class IbCmConnector:
         #: How many requests may be posted yet; None for all of the backlog.
         self._to_post: int | None = None
         #: The agent's record of the connection; None before the request, and after :meth:`close`.
-        self._connection: CmConnection | None = None
+        self.connection: CmConnection | None = None
         #: The alternate path, once the application has asked for it.
         self._alternate: AlternatePath | None = None
         #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
@@ -140,20 +140,16 @@ class IbCmConnector:
         self.peer_ece: Ece = NO_ECE
 
     @property
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    @property
     def is_established(self) -> bool:
-        return self._connection is not None and self._connection.state in states.CONNECTED
+        return self.connection is not None and self.connection.state in states.CONNECTED
 
     @property
     def is_put_off(self) -> bool:
-        return self._connection is not None and self._connection.is_put_off
+        return self.connection is not None and self.connection.is_put_off
 
     def _open(self) -> CmConnection:
-        assert self._connection is not None
-        return self._connection
+        assert self.connection is not None
+        return self.connection
 
     def _now(self) -> float:
         return self._id.runtime.clock()
@@ -193,7 +189,7 @@ class IbCmConnector:
             return isinstance(local, SockAddrIB)
         if not isinstance(local, InetAddr) or header.version:
             return False
-        if local.is_any:
+        if local.ip in WILDCARDS:
             afonly = core.port_owner is not None and core.port_owner.afonly
             return header.family == local.family or (local.family == AF_INET6 and not afonly)
         scope_id = path.scope_id if isinstance(path, WirePath) else 0
@@ -253,7 +249,7 @@ class IbCmConnector:
         request = connection.request
         if isinstance(request, REQ) and request.vendor_id:
             self.peer_ece = Ece(request.vendor_id, request.attr_mod)
-        self._agent, self._connection = cm.agent, connection
+        self._agent, self.connection = cm.agent, connection
         connection.owner = self
         if len(self._id.paths) > 1:
             cm.agent.set_alternate(connection.comm_id, self._user.link.cm_path(self._id.paths[1]))
@@ -291,7 +287,7 @@ class IbCmConnector:
         except BaseException:
             link.cm.request_raised()
             raise
-        self._agent, self._connection = agent, agent.connection(comm_id)
+        self._agent, self.connection = agent, agent.connection(comm_id)
 
     def _request(self, service: int, private_data: bytes, param: ConnParam, qp_num: int, ece: Ece) -> REQ:
         core, link = self._id, self._user.link
@@ -331,7 +327,7 @@ class IbCmConnector:
         return view.device.node_guid
 
     def confirm(self) -> None:
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         self._agent.send_rtu(connection.comm_id, self._id.runtime.clock())
 
@@ -342,7 +338,7 @@ class IbCmConnector:
     # -- answering ------------------------------------------------------------------------------------
 
     def _failover_accepted(self) -> FailoverAccepted:
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         request = connection.request
         if not isinstance(request, REQ) or request.alternate is NO_PATH or len(self._id.paths) > 1:
@@ -353,7 +349,7 @@ class IbCmConnector:
         peer = self._id.peer_addr
         if param.private_data:
             self._check_size(param.private_data, SIDR_REP if self._id.qp_type == QPType.UD else REP, "accept")
-        if self._connection is None or self._connection.state not in states.AWAITING_USER:
+        if self.connection is None or self.connection.state not in states.AWAITING_USER:
             raise CmStateError(errno.EINVAL, "the peer has given up meanwhile", "accept", str(peer), "destroy the id")
         self._accepted = param
 
@@ -374,7 +370,7 @@ class IbCmConnector:
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         self._agent.accept(connection.comm_id, reply, self._id.runtime.clock())
 
@@ -425,12 +421,12 @@ class IbCmConnector:
         return self._alternate
 
     def data_arrived(self) -> None:
-        if self._connection is not None:
+        if self.connection is not None:
             with contextlib.suppress(CmStateError):
-                self._agent.establish(self._connection.comm_id, self._now())
+                self._agent.establish(self.connection.comm_id, self._now())
 
     def disconnect(self) -> bool:
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         try:
             self._agent.disconnect(connection.comm_id, self._id.runtime.clock())
@@ -441,8 +437,8 @@ class IbCmConnector:
     def close(self) -> None:
         if self._listeners:
             self._unlisten()
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
+        if self.connection is not None:
+            connection, self.connection = self.connection, None
             if self._alternate is not None:
                 self._alternate.end(errno.ECANCELED, "the id was destroyed")
                 self._alternate = None
@@ -487,7 +483,7 @@ class IbCmConnector:
             self._end_alternate()
 
     def failed(self, _: CmConnection, was_established: bool) -> None:
-        self._connection = None
+        self.connection = None
         self._user.failed(was_established, "an internal error has ended the connection")
         self._end_alternate()
 
@@ -547,7 +543,7 @@ class IbCmConnector:
     # -- queue pair attributes ------------------------------------------------------------------------
 
     def connected_attributes(self, attr: QPAttr) -> Hashable:
-        core, connection = self._id, self._connection
+        core, connection = self._id, self.connection
         if connection is None or connection.state is states.CmState.IDLE:
             raise core.refuse("init_qp_attr")
         request = connection.request
@@ -578,7 +574,7 @@ class IbCmConnector:
         link, option = self._user.link, self._id.options.ack_timeout
         attr.alt_ah_attr = link.address_vector(path)
         attr.alt_port_num = self._id.port_num
-        attr.alt_pkey_index = link.pkey_index()
+        attr.alt_pkey_index = link.pkey_index
         if option is not None:
             attr.alt_timeout = option & 31
         elif isinstance(peer, REP):
@@ -589,9 +585,9 @@ class IbCmConnector:
 
     def access(self, depth: int | None = None) -> AccessFlag | None:
         # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.
-        if self._connection is None:
+        if self.connection is None:
             return None
-        if not (self._read_depths(self._connection)[1] if depth is None else depth):
+        if not (self._read_depths(self.connection)[1] if depth is None else depth):
             return AccessFlag.REMOTE_WRITE
         return _ANY_REMOTE_AND_FLUSH if self._user.link.is_software else _ANY_REMOTE
 

@@ -373,6 +373,7 @@ class IbLink:
                 return own, peer, view.ipoib.broadcast_gid
         return None
 
+    @property
     def pkey_index(self) -> int:
         return self._view.ib_port.pkey_index(self.partition()) or 0
 

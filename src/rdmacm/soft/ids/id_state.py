@@ -7,21 +7,21 @@ An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves a
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 
-from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, InetAddr, SockAddrIB
 from rdmacm.capabilities import INFINIBAND, SOFT, Feature
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure
 from rdmacm.explanation import Explanation, Step
 from rdmacm.net.types import Neighbour
-from rdmacm.provider import IdOptions, Owner, QueuedEvent, log
+from rdmacm.provider import IdOptions, QueuedEvent, log
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import ConnParam, UdParam
-from rdmacm.provider.idstate import NO_GID, CommonIdState, no_owner
+from rdmacm.provider.idstate import NO_GID, CommonIdState
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.event_queue import PendingRequest, SoftQueue
@@ -37,27 +37,23 @@ _WILDCARD_V4, _WILDCARD_V6 = InetAddr.any(AF_INET), InetAddr.any(AF_INET6)
 _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 
 
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class IdState(CommonIdState):
     """See the module. Used with the runtime's lock held; the state changes by :mod:`rdmacm.provider.cmstate` alone."""
 
-    __slots__ = ("gid_index", "host", "lookup", "port_owner", "port_view", "qkey", "queue")
-
-    def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
-        space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
-        super().__init__(host.runtime, no_owner if owner is None else weakref.ref(owner), space, qp_type)
-        self.host: SoftHost = host
-        #: Where the events go.
-        self.queue: SoftQueue = queue
-        #: The last address resolution, finished or not; None before the first.
-        self.lookup: AddressLookup | None = None
-        #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
-        self.port_view: PortView | None = None
-        #: The row of ``sgid`` in the port's GID table.
-        self.gid_index: int = 0
-        #: The Q_Key of a datagram id, 0 while it has none.
-        self.qkey: int = 0
-        #: The id's entry in the port table.
-        self.port_owner: PortOwner | None = None
+    host: SoftHost
+    #: Where the events go.
+    queue: SoftQueue
+    #: The last address resolution, finished or not; None before the first.
+    lookup: AddressLookup | None = None
+    #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
+    port_view: PortView | None = None
+    #: The row of ``sgid`` in the port's GID table.
+    gid_index: int = 0
+    #: The Q_Key of a datagram id, 0 while it has none.
+    qkey: int = 0
+    #: The id's entry in the port table.
+    port_owner: PortOwner | None = None
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -81,8 +77,8 @@ class IdState(CommonIdState):
 
     def enter_connect(self, options: IdOptions) -> None:
         """Begin as the passive side: a peer's request has made this id, for a listener with these options."""
-        self.options: IdOptions = options
-        self.state: State = State.CONNECT
+        self.options = options
+        self.state = State.CONNECT
         if log.enabled:
             log.ID.debug("%s: CONNECT by a request of the peer", str(self))
 
@@ -151,24 +147,15 @@ class IdState(CommonIdState):
 
     def attach(self, view: PortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
         """Bind the id to a port and one of its GIDs."""
-        if self.port_view is not view:
-            if self.port_view is not None:
-                self.host.detach(self, self.port_view)
-            self.port_view = view
-            self.verbs = self.host.attach(self, view)
-            self.port_num = view.port.port_num
-        self.sgid, self.gid_index = row.gid, row.gid_index
-        self.pkey = pkey
+        raise NotImplementedError
 
     def detach(self) -> None:
         """Undo :meth:`attach`."""
         if self.port_view is not None:
             self.host.detach(self, self.port_view)
         self.port_view = self.verbs = None
-        self.port_num: int = 0
-        self.pkey: int = 0
-        self.gid_index = 0
-        self.sgid: Gid = NO_GID
+        self.port_num = self.pkey = self.gid_index = 0
+        self.sgid = NO_GID
 
     def resolve_gids(self) -> None:
         """Resolve AF_IB addresses from now on."""
@@ -194,12 +181,6 @@ class IdState(CommonIdState):
         self.host.ports.bind(owner)
         self.port_owner = owner
         return owner.port
-
-    def release_port(self) -> None:
-        """Undo :meth:`take_port`."""
-        if self.port_owner is not None:
-            self.host.ports.release(self.port_owner)
-            self.port_owner = None
 
 
 def steps_of(core: IdState, lookup: AddressLookup | None) -> tuple[Step, ...]:

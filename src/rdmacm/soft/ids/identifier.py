@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 
 from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB, is_link_local
 from rdmacm.capabilities import Feature
-from rdmacm.constants import CmEventType
+from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece, UdParam
+from rdmacm.provider.idstate import no_owner
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.resolution.path import shown_path
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
@@ -76,7 +77,9 @@ class SoftId(IdState):
     )
 
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
-        super().__init__(host, queue, owner, port_space, qp_type)
+        space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
+        known = no_owner if owner is None else weakref.ref(owner)
+        super().__init__(host.runtime, known, space, qp_type, host=host, queue=queue)
         queue.ids[self] = None
         #: See :attr:`resolver`. None until it is needed: an id that a request has made needs none.
         self._resolver: Resolver | None = None
@@ -152,7 +155,14 @@ class SoftId(IdState):
         is_infiniband = view.port.link_layer is LinkLayer.INFINIBAND
         if is_infiniband is isinstance(self.link, RoceLink):
             self.link = _infiniband_link(self) if is_infiniband else RoceLink(self)
-        super().attach(view, row, pkey)
+        if self.port_view is not view:
+            if self.port_view is not None:
+                self.host.detach(self, self.port_view)
+            self.port_view = view
+            self.verbs = self.host.attach(self, view)
+            self.port_num = view.port.port_num
+        self.sgid, self.gid_index = row.gid, row.gid_index
+        self.pkey = pkey
 
     def detach(self) -> None:
         super().detach()
@@ -342,7 +352,7 @@ class SoftId(IdState):
         """As :meth:`require`, for a call that needs a connection."""
         if self.runtime.abandoned:
             self.runtime.check_fork(trigger.value)
-        if trigger not in TRANSITIONS[self.state] or not self.connector.is_open:
+        if trigger not in TRANSITIONS[self.state] or self.connector.connection is None:
             raise self.refuse(trigger.value)
 
     def connect(self, param: ConnParam) -> None:
@@ -359,7 +369,7 @@ class SoftId(IdState):
     def establish(self) -> None:
         with self.runtime.lock:
             self.runtime.check_fork("establish")
-            if not self.may(Trigger.ACCEPT) or not self.connector.is_open:
+            if not self.may(Trigger.ACCEPT) or self.connector.connection is None:
                 raise self.refuse("establish")
             self.connector.confirm()
 
@@ -406,7 +416,7 @@ class SoftId(IdState):
 
     def alternate_paths(self, call: str) -> AlternatePathBackend:
         with self.runtime.lock:
-            if self.state is State.DESTROYING or not self.connector.is_open:
+            if self.state is State.DESTROYING or self.connector.connection is None:
                 raise self.refuse(call)
             self.require_feature(Feature.ALTERNATE_PATHS, call)
             return self.connector.alternate_path()
@@ -435,15 +445,16 @@ class SoftId(IdState):
             refusal = child.link.accept_request(connection, isinstance(self.local_addr, InetAddr), cm)
             owner = self.owner()
             if refusal is not None or owner is None:
-                self.queue.ids.pop(child, None)
-                child._part()
+                child.destroy()
                 return refusal or (RejectReason.CONSUMER_DEFINED, b"")
             connector = child.connector
             assert isinstance(connector, IbCmConnector)
             param = connector.begin_passive(connection, cm)
             child.enter_connect(self.options)
             child._is_answered = False
-            return QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child)
+            return tuple.__new__(
+                QueuedEvent, (owner, CmEventType.CONNECT_REQUEST, 0, 0, None, "", param, child, None)
+            )  # as in post()
         except BaseException:
             child.destroy()
             raise
@@ -563,14 +574,12 @@ class SoftId(IdState):
             self.move(Trigger.DESTROY)
             super().detach()
             if self.port_owner is not None:
-                self.release_port()
+                self.host.ports.release(self.port_owner)
+                self.port_owner = None
             self.queue.ids.pop(self, None)
-            self._part()
-
-    def _part(self) -> None:
-        """Let go of the parts that refer to this id: then it is freed without the garbage collector."""
-        del self._resolver, self.link, self.connector
-        self.qp = self._soft_qp = self._datagram_qp = None
+            # The parts refer to this id, which is freed without the garbage collector then.
+            del self._resolver, self.link, self.connector
+            self.qp = self._soft_qp = self._datagram_qp = None
 
 
 # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.

@@ -122,6 +122,7 @@ class Link(Protocol):
     def leave_multicast(self, join: GroupJoin) -> None:
         """End a join, which this link has; no event follows."""
 
+    @property
     def pkey_index(self) -> int:
         """The index of :meth:`partition` in the port's P_Key table."""
 

@@ -62,7 +62,7 @@ def attributes_of(core: IdState, link: Link, connector: Connector, state: QPStat
 def fill_initial(core: IdState, link: Link, connector: Connector, attr: QPAttr) -> None:
     """Fill in what a queue pair needs to get to INIT. A datagram id has a Q_Key from now on."""
     attr.port_num = core.port_num
-    attr.pkey_index = link.pkey_index()
+    attr.pkey_index = link.pkey_index
     if core.qp_type == QPType.UD:
         attr.qkey = core.qkey = core.qkey or link.default_qkey()
         return

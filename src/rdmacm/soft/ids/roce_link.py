@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from rdmacm.provider.multicast import GroupJoin
     from rdmacm.soft.connection_manager import ConnectionManager
 
+#: Makes what each connection needs: the constructor of a named tuple is a function in Python.
+_make_tuple = tuple.__new__
+
 #: The LIDs in a REQ of RoCE, which has none (InfiniBand Architecture annex A16).
 _LID_UNUSED = 0xFFFF
 
@@ -69,6 +72,7 @@ class RoceLink:
     __slots__ = ("_groups", "_id", "cm")
 
     is_software = True
+    pkey_index = 0
     no_failover = FailoverAccepted.UNSUPPORTED
 
     def __init__(self, core: IdState) -> None:
@@ -165,14 +169,7 @@ class RoceLink:
             self._id.host.mux.groups.leave(*member)
 
     def check_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
-        found = self._fit(connection, has_header)
-        if not isinstance(found, _Fit):
-            return found
-        connection.finding = found
-        return None
-
-    def _fit(self, connection: CmConnection, has_header: bool) -> _Fit | Refusal:
-        """The local port of a request. Refuses one that names other addresses than those it was sent between.
+        """Find the local port of a request. Refuses one that names other addresses than those it was sent between.
 
         Replies go to the source of the request, and data to the GID in it. If the two could differ, a forged REQ would
         send the data of this host to any other.
@@ -203,17 +200,19 @@ class RoceLink:
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        return _Fit(host, header, view, row, mtu)
+        connection.finding = _make_tuple(_Fit, (host, header, view, row, mtu))
+        return None
 
     def accept_request(self, connection: CmConnection, has_header: bool, cm: ConnectionManager) -> Refusal | None:
         core, request, path = self._id, connection.request, connection.path
         assert isinstance(path, WirePath)
         found = connection.finding
         if not isinstance(found, _Fit) or found.host is not core.host.last_view():  # the host has changed since
-            again = self._fit(connection, has_header)
-            if not isinstance(again, _Fit):
-                return again
-            found = again
+            refusal = self.check_request(connection, has_header, cm)
+            if refusal is not None:
+                return refusal
+            found = connection.finding
+            assert isinstance(found, _Fit)
         _, header, view, row, mtu = found
         core.dgid = request.primary.local_gid if isinstance(request, REQ) else Gid.from_ip(path.remote)
         if header is not None:
@@ -228,9 +227,6 @@ class RoceLink:
         core.paths = (path_of_request(request, row.gid, core.dgid, mtu),)
         return None
 
-    def pkey_index(self) -> int:
-        return 0
-
     def default_qkey(self) -> int:
         return UDP_QKEY
 
@@ -239,7 +235,7 @@ class RoceLink:
     def cm_path(self, _: PathRecord) -> WirePath:
         core, peer = self._id, self._id.peer_addr
         if isinstance(peer, InetAddr):
-            return WirePath(core.sgid.ip, peer.ip, peer.scope_id)
+            return _make_tuple(WirePath, (core.sgid.ip, peer.ip, peer.scope_id))
         return WirePath(core.sgid.ip, core.dgid.ip)
 
     def partition(self) -> int:

@@ -16,6 +16,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from rdmacm.soft.wire.forwarding import bind_name
 
@@ -92,6 +93,7 @@ class GroupNames:
         return bind_name(self._name(purpose))
 
 
+@lru_cache(256)  # each request that is forwarded needs one of the same
 def _service(service_id: int, local: bytes | None) -> bytes:
     return b"service %016x %s" % (service_id, b"any" if local is None else local.hex().encode())
 

@@ -37,13 +37,8 @@ class Listeners:
     """See the module."""
 
     def __init__(self) -> None:
-        self._by_key: dict[ListenKey, _Listening] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def __contains__(self, key: ListenKey) -> bool:
-        return key in self._by_key
+        #: What this process listens on.
+        self.by_key: dict[ListenKey, _Listening] = {}
 
     def add(
         self, key: ListenKey, group: PortGroup | None, make_receiver: Callable[[socket.socket], ForwardReceiver]
@@ -52,32 +47,32 @@ class Listeners:
 
         ``make_receiver`` watches a socket where the processes of the group forward requests.
         """
-        if key not in self._by_key:
+        if key not in self.by_key:
             receiver = None if group is None else make_receiver(_bind(key, group))
-            self._by_key[key] = _Listening(set(), receiver)
+            self.by_key[key] = _Listening(set(), receiver)
         token = _Token(key)
-        self._by_key[key].tokens.add(token)
+        self.by_key[key].tokens.add(token)
         return token
 
     def remove(self, token: object) -> None:
         """Undo :meth:`add`; no error for another token."""
         if not isinstance(token, _Token):
             return
-        listening = self._by_key.get(token.key)
+        listening = self.by_key.get(token.key)
         if listening is None or token not in listening.tokens:
             return
         listening.tokens.discard(token)
         if not listening.tokens:
-            del self._by_key[token.key]
+            del self.by_key[token.key]
             if listening.receiver is not None:
                 listening.receiver.close()
 
     def close(self) -> None:
         """Close what was opened, and forget every token."""
-        for listening in self._by_key.values():
+        for listening in self.by_key.values():
             if listening.receiver is not None:
                 listening.receiver.close()
-        self._by_key.clear()
+        self.by_key.clear()
 
 
 def _bind(key: ListenKey, group: PortGroup) -> socket.socket:

@@ -40,6 +40,13 @@ _COM_MGT = int(MgmtClass.COM_MGT)
 _REQ, _REJ, _DREQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x12, 0x15, 0x17, 0x18
 _LAST_ATTRIBUTE = 0x1A
 _REQUESTS = (_REQ, _SIDR_REQ)
+#: Where the communication id of its receiver begins, by attribute id. Of a SIDR_REP it is the request id, which
+#: the requester chose.
+_RECEIVER_ID = {
+    attribute: (_LOCAL_ID if attribute == _SIDR_REP else _REMOTE_ID)
+    for attribute in range(_REQ + 1, _LAST_ATTRIBUTE + 1)
+    if attribute != _SIDR_REQ
+}
 
 _SO_ATTACH_REUSEPORT_CBPF = 51
 
@@ -53,24 +60,30 @@ def slot_of(packet: Buffer) -> int:
     """The slot of the process that a packet is for. The packet has a BTH."""
     if packet[_QPN + 3] != GSI_QPN or packet[_QPN + 2] or packet[_QPN + 1]:
         return packet[_QPN + 1] << 4 | packet[_QPN + 2] >> 4
-    return slot_of_mad(packet, _MAD) if len(packet) > SERVICE_ID else 0
+    if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
+        return 0
+    at = _RECEIVER_ID.get(packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1])
+    return 0 if at is None else packet[at] << 4 | packet[at + 1] >> 4
 
 
-def slot_of_mad(data: Buffer, at: int = 0) -> int:
-    """The slot of the process that a MAD is for, which begins at byte ``at`` and is whole up to its second id."""
-    if data[at + _CLASS - _MAD] != _COM_MGT:
+def slot_of_mad(mad: Buffer) -> int:
+    """The slot of the process that a MAD is for."""
+    at = _RECEIVER_ID.get(mad[_ATTRIBUTE - _MAD] << 8 | mad[_ATTRIBUTE - _MAD + 1])
+    if at is None or mad[_CLASS - _MAD] != _COM_MGT:
         return 0
-    attribute = data[at + _ATTRIBUTE - _MAD] << 8 | data[at + _ATTRIBUTE - _MAD + 1]
-    if not _REQ < attribute <= _LAST_ATTRIBUTE or attribute == _SIDR_REQ:
-        return 0
-    # Of a SIDR_REP, the request id, which the requester chose.
-    at += (_LOCAL_ID if attribute == _SIDR_REP else _REMOTE_ID) - _MAD
-    return data[at] << 4 | data[at + 1] >> 4
+    return mad[at - _MAD] << 4 | mad[at - _MAD + 1] >> 4
 
 
 def is_request(packet: Buffer) -> bool:
     """Whether a packet is a request for a service id: a REQ or SIDR_REQ."""
-    return len(packet) >= SERVICE_ID + 8 and _has_attribute(packet, _REQUESTS)
+    return (
+        len(packet) >= SERVICE_ID + 8
+        and packet[_ATTRIBUTE + 1] in _REQUESTS
+        and not packet[_ATTRIBUTE]
+        and packet[_CLASS] == _COM_MGT
+        and packet[_QPN + 3] == GSI_QPN
+        and not (packet[_QPN + 1] or packet[_QPN + 2])
+    )
 
 
 def names_no_connection(packet: Buffer) -> bool:

@@ -660,11 +660,11 @@ class UdpWire:
         local = received[3]
         names = []
         for where in (local, bytes(len(local)), None):
-            if (service_id, where) in self._listeners:
+            if (service_id, where) in self._listeners.by_key:
                 break
             names.append(self._group.service_name(service_id, where))
         if self._forward(names, received):
-            if not self._listeners:
+            if not self._listeners.by_key:
                 self._leave_requests(True)
             return False
         return True  # no process listens, so this one may reject the request

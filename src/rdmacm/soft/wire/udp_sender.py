@@ -60,7 +60,7 @@ class UdpSender:
             return False
         if segment:
             if route.no_trains or not self.train_bytes:
-                return self._send_singly(sock, route, buffers, segment)
+                return self._send_singly(route, buffers, segment)
             control = route.with_segment(segment)
         else:
             control = route.control
@@ -70,21 +70,18 @@ class UdpSender:
             code = self._send_again(error.errno or 0, sock, route, buffers, control)
             if code:
                 if segment and code in NO_TRAIN:
-                    return self._send_cut(code, sock, route, buffers, segment)
+                    return self._send_cut(code, route, buffers, segment)
                 return self._lost(code, buffers, route, segment)
-        size = sum(map(len, buffers))
-        self._count(route, -(-size // segment) if segment else 1, size)
-        if self.tap is not None:
-            path = route.path
-            self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, segment)
-        return True
-
-    def _count(self, route: UdpRoute, packets: int, size: int) -> None:
-        traffic = self._traffic
+        size, traffic = sum(map(len, buffers)), self._traffic
+        packets = -(-size // segment) if segment else 1
         traffic["sent_pkts"] += packets
         traffic["sent_bytes"] += size
         if route.is_multicast:
             traffic["multicast_xmit_packets"] += packets
+        if self.tap is not None:
+            path = route.path
+            self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, segment)
+        return True
 
     def _lost(self, code: int, buffers: Sequence[Buffer], route: UdpRoute, segment: int = 0) -> bool:
         """Count a packet or train that was not sent, and report the requests in it."""
@@ -127,34 +124,19 @@ class UdpSender:
                 return 0
         return code
 
-    def _send_cut(
-        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int
-    ) -> bool:
+    def _send_cut(self, code: int, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
         """Send the packets of a train that the system refused; remember it if the path was the reason."""
-        sent = self._send_singly(sock, route, buffers, segment)
+        sent = self._send_singly(route, buffers, segment)
         # A train that was too long, or packets too long for the path, mean nothing for the next train.
         too_much = sum(map(len, buffers)) > min(LONGEST_TRAIN, MOST_IN_TRAIN * segment)
         if sent and code != errno.EMSGSIZE and not too_much:
             route.no_trains = True
         return sent
 
-    def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
+    def _send_singly(self, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
         self._counters["trains_cut"] += 1
         train = memoryview(b"".join(buffers))
         sent = True
         for index, start in enumerate(range(0, len(train), segment)):
-            sent &= self._send_alone(sock, route, route.resealed(train[start : start + segment], index))
+            sent &= self.send(route, route.resealed(train[start : start + segment], index))
         return sent
-
-    def _send_alone(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer]) -> bool:
-        try:
-            sock.sendmsg(buffers, route.control, 0, route.address)
-        except OSError as error:
-            code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
-            if code:
-                return self._lost(code, buffers, route)
-        self._count(route, 1, sum(map(len, buffers)))
-        if self.tap is not None:
-            path = route.path
-            self.tap(True, path.local, path.remote, route.source_port, self._port, buffers, 0)
-        return True
