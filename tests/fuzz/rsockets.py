@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fuzz.harness import Source, target
+from rdmacm.proto.rsocket.headers import ServiceHeader, ServiceOperation, SourceHeader
 from rdmacm.proto.rsocket.messages import ConnectionData, Control, Mapping, Operation, Target, immediate
+from rdmacm.proto.rsocket.peers import MAX_RESOLVING, PeerAction, PeerKey, PeerState, PeerTable
 from rdmacm.proto.rsocket.states import Trigger
 from rdmacm.proto.wire import WireError
 from support.rsocket import Memory, Pair
@@ -83,3 +85,49 @@ def rsocket_stream(data: bytes) -> None:
         assert taken <= arrived
         assert 0 <= engine._put - engine._freed <= _SIZE
         assert (engine.fault is None) or engine.failure == engine.fault.value
+
+
+_ADDRESSES = {4: bytes((10, 0, 0, 1)), 6: bytes(16)}
+
+
+def datagram_seeds() -> Iterator[bytes]:
+    """Steps of :func:`rsocket_datagrams`."""
+    for version, address in _ADDRESSES.items():
+        for operation in ServiceOperation:
+            sent = ServiceHeader(operation, 0x123456, address).pack() + b"data"
+            yield bytes((version, 0, 1, len(sent))) + sent + bytes((3, 1, 1, 1, 1, 2, 1))
+        sent = SourceHeader(address, 7174).pack() + b"data"
+        yield bytes((version, 2, 1, len(sent))) + sent
+
+
+@target(datagram_seeds)
+def rsocket_datagrams(data: bytes) -> None:
+    """A table of peers, to which anybody says anything."""
+    source = Source(data)
+    version = 4 if source.number() % 8 < 5 else 6
+    table = PeerTable(version)
+    now = 0.0
+    while not source.is_empty:
+        step = source.number() % 5
+        key: PeerKey = (_ADDRESSES[version], source.number() % 40, 0)
+        if step == 0:
+            datagram = memoryview(source.take(source.number()))
+            found = table.service_received(datagram, key, now)
+            assert found is None or len(found) < len(datagram)
+        elif step == 1:
+            qpn = table.send(key, now)
+            assert qpn is None or (table.state(key) is PeerState.KNOWN and 0 <= qpn < 1 << 24)
+        elif step == 2:
+            message = memoryview(source.take(source.number()))
+            arrived = table.message_received(message, 0, now)
+            assert arrived is None or (len(arrived[0][0]) in (4, 16) and len(arrived[2]) < len(message))
+        elif step == 3:
+            table.resolved(key)
+        else:
+            table.unreachable(key)
+            now += 5
+        for action, about in table.work:
+            assert action is not PeerAction.RESOLVE or table.state(about) is PeerState.RESOLVING
+        table.work.clear()
+        resolving = sum(peer.state is PeerState.RESOLVING for peer in table._peers.values())
+        assert resolving == table._resolving <= MAX_RESOLVING

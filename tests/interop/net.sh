@@ -4,6 +4,8 @@
 #     soft COMMAND...        run COMMAND beside the software device: namespace soft, on vb, 10.0.0.2 and fd00:0:0:1::2
 #     serve_rxe COMMAND...   the same in the background, returning when COMMAND listens; its output is /tmp/server.out
 #     serve_soft COMMAND...
+#     pong_rxe COMMAND...    the same with a server on UDP port 7174, as udpong's
+#     pong_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
 #     finish_rping           the same for librdmacm's rping, whose status is random when all went well
 #     iwarp_network          make this network and another: siw0 on wa (10.0.1.1, fd00:0:0:2::1), and siw1 on wb
@@ -157,6 +159,18 @@ serve_soft() {
     # The only process of the namespace has two hashed names when it listens: of its slot, and of its service id.
     local name='@rdmacm-4791-[0-9a-f][0-9a-f][0-9a-f]'
     _until_it_listens "[[ \$(</proc/\$(</run/warm/\$SERVER-*.pid)/net/unix) == *$name*$name* ]]"
+}
+
+pong_rxe() {
+    if [ "$1" = python3 ]; then rxe "$@"; else exec "$@"; fi >/tmp/server.out 2>&1 &
+    SERVER=$!
+    _until_it_listens '[[ $(cat /proc/net/udp /proc/net/udp6) == *:1C06* ]]'
+}
+
+pong_soft() {
+    soft "$@" >/tmp/server.out 2>&1 &
+    SERVER=$!
+    _until_it_listens "[[ \$(cat /proc/\$(</run/warm/\$SERVER-*.pid)/net/udp{,6}) == *:1C06* ]]"
 }
 
 _until_it_listens() {

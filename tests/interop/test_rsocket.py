@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from interop.machine.run import Result
@@ -102,3 +106,96 @@ def test_our_rcopy_copies_to_librdmacms(guest: Guest) -> None:
     )
     assert "same" in done.output, done.output
     assert "1000003 bytes in" in done.output
+
+
+# -- mapped memory ---------------------------------------------------------------------------------------------
+
+OUR_RIOSTREAM = "python3 -m rdmacm riostream"
+
+
+@pytest.mark.cell("riostream: 64 to 300,000 bytes, verified", "passive")
+@both_families
+@SHAPES
+def test_librdmacms_riostream_writes_to_ours(guest: Guest, family: int, shape: str) -> None:
+    done = guest.run(
+        f"serve_soft {OUR_RIOSTREAM} -b $SOFT{family} {shape} -T v\n"
+        f"rxe riostream -s $SOFT{family} {shape} -T v -T b\nfinish"
+    )
+    check_tests(done)
+
+
+@pytest.mark.cell("riostream: 64 to 300,000 bytes, verified", "active")
+@both_families
+@SHAPES
+def test_our_riostream_writes_to_librdmacms(guest: Guest, family: int, shape: str) -> None:
+    done = guest.run(
+        f"serve_rxe riostream -b $RXE{family} {shape} -T v -T b\n"
+        f"soft {OUR_RIOSTREAM} $RXE{family} {shape} -T v || exit\nfinish",
+    )
+    check_tests(done)
+
+
+# -- datagrams -------------------------------------------------------------------------------------------------
+
+OUR_UDPONG = "python3 -m rdmacm udpong"
+#: librdmacm's, with the address handles that a RoCE port needs.
+THEIR_UDPONG = "env LD_PRELOAD=/mnt/share/datagram_handles.so stdbuf -oL udpong"
+#: Tests with and without echo; on a link with an MTU of 1500 bytes, 1,000 are the most with a header for IPv6.
+PONGS = pytest.mark.parametrize(
+    "pong", ["-S 16 -C 50 -T e", "-S 1000 -C 50 -T e", "-S 500 -C 200"], ids=["short", "long", "counted"]
+)
+
+
+@pytest.fixture
+def their_handles(guest: Guest) -> None:
+    """Build what :data:`THEIR_UDPONG` preloads."""
+    if not shutil.which("gcc") or not Path("/usr/include/infiniband/verbs.h").exists():
+        pytest.skip("gcc and libibverbs-dev are needed")
+    built, source = guest.machine.share / "datagram_handles.so", Path(__file__).with_name("datagram_handles.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(built), str(source), "-libverbs"], check=True)
+
+
+def check_pong(done: Result) -> None:
+    """The client writes a line about its test, and the server one about the client."""
+    assert done.status == 0, done.output
+    lines = done.output.splitlines()
+    assert len([line for line in lines if line.startswith("custom ")]) == 1, done.output
+    assert any(line.startswith("client login from ") for line in lines), done.output
+
+
+@pytest.mark.cell("udpong: datagrams of 16 to 1,000 bytes", "passive")
+@pytest.mark.usefixtures("their_handles")
+@both_families
+@PONGS
+def test_librdmacms_udpong_asks_ours(guest: Guest, family: int, pong: str) -> None:
+    done = guest.run(
+        f"pong_soft {OUR_UDPONG} -b $SOFT{family}\n"
+        f"rxe {THEIR_UDPONG} -s $SOFT{family} {pong} -T b || exit\ncat /tmp/server.out"
+    )
+    check_pong(done)
+
+
+@pytest.mark.cell("udpong: datagrams of 16 to 1,000 bytes", "active")
+@pytest.mark.usefixtures("their_handles")
+@both_families
+@PONGS
+def test_our_udpong_asks_librdmacms(guest: Guest, family: int, pong: str) -> None:
+    done = guest.run(
+        f"pong_rxe {THEIR_UDPONG} -b $RXE{family} -T b\nsoft {OUR_UDPONG} $RXE{family} {pong} || exit\n"
+        "cat /tmp/server.out"
+    )
+    check_pong(done)
+
+
+@PONGS
+def test_datagrams_of_the_kernels_provider(guest: Guest, pong: str) -> None:
+    """Ours at both ends: each is the server once."""
+    done = guest.run(
+        f"pong_soft {OUR_UDPONG} -b $SOFT4\nrxe {OUR_UDPONG} $SOFT4 {pong} --provider kernel || exit\n"
+        "cat /tmp/server.out"
+    )
+    check_pong(done)
+    done = guest.run(
+        f"pong_rxe {OUR_UDPONG} -b $RXE4 --provider kernel\nsoft {OUR_UDPONG} $RXE4 {pong} || exit\ncat /tmp/server.out"
+    )
+    check_pong(done)

@@ -123,7 +123,8 @@ def test_sizes_are_set_before_the_connection(stack: ExitStack) -> None:
     "arguments, code",
     [
         ((socket.AF_UNIX,), errno.EAFNOSUPPORT),
-        ((socket.AF_INET, socket.SOCK_DGRAM), errno.EPROTONOSUPPORT),
+        ((socket.AF_INET, socket.SOCK_RAW), errno.EPROTONOSUPPORT),
+        ((socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_TCP), errno.EPROTONOSUPPORT),
         ((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_UDP), errno.EPROTONOSUPPORT),
     ],
 )

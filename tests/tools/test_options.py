@@ -97,7 +97,28 @@ TOOLS = {
         Option("k", True, None, ("0", "30"), ("x",)),
         Option("T", True, []),
     ],
+    "riostream": [
+        Option("s", True),
+        Option("b", True),
+        Option("f", True, "name", ("name", "ip", "ipv6"), ("ib", "gid")),
+        Option("B", True, 1 << 19, ("1", "2147483647"), ("2147483648",)),
+        Option("i", True, 64, ("0", "2147483647"), ("-1",)),
+        Option("I", True, None, ("0", "2147483647"), ("2147483648",)),
+        Option("C", True, None, ("0", "2147483647"), ("2147483648",)),
+        Option("S", True, None, ("all", "1000")),
+        Option("p", True, 7471, ("0", "65535"), ("65536",)),
+        Option("T", True, []),
+    ],
     "rcopy": [Option("p", True, 7427, ("0", "65535"), ("65536",))],
+    "udpong": [
+        Option("s", True),
+        Option("b", True),
+        Option("B", True, 1 << 19, ("1", "2147483647"), ("2147483648",)),
+        Option("C", True, None, ("0", "2147483647"), ("2147483648",)),
+        Option("S", True, None, ("16", "2056"), ("15", "2057")),
+        Option("p", True, 7174, ("0", "65535"), ("65536",)),
+        Option("T", True, []),
+    ],
 }
 #: Letters that C's tool does not have.
 OWN = {
@@ -107,7 +128,9 @@ OWN = {
     "mckey": set(),
     "cmtime": set(),
     "rstream": set(),
+    "riostream": set(),
     "rcopy": set(),
+    "udpong": set(),
 }
 ROWS = [pytest.param(tool, option, id=f"{tool} -{option.letter}") for tool, rows in TOOLS.items() for option in rows]
 

@@ -1,4 +1,4 @@
-"""Sockets over RDMA, rsocket(7): streams of bytes with the methods of Python's sockets.
+"""Sockets over RDMA, rsocket(7): streams of bytes and datagrams with the methods of Python's sockets.
 
 They speak the protocol of librdmacm's rsockets, so either end may be a program that uses those. This page lists the
 public names:
@@ -22,6 +22,9 @@ docs/rsocket.md is the guide. The other modules of this package are internal.
 from rdmacm.rsocket.creating import create_connection as create_connection
 from rdmacm.rsocket.creating import create_server as create_server
 from rdmacm.rsocket.creating import query_faults as query_faults
+
+# Its import gives the class socket the type SOCK_DGRAM.
+from rdmacm.rsocket.datagram_socket import DatagramSocket as _DatagramSocket  # noqa: F401
 from rdmacm.rsocket.options import RDMA_INLINE as RDMA_INLINE
 from rdmacm.rsocket.options import RDMA_IOMAPSIZE as RDMA_IOMAPSIZE
 from rdmacm.rsocket.options import RDMA_ROUTE as RDMA_ROUTE

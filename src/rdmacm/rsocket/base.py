@@ -43,7 +43,7 @@ class SocketBase:
 
     @property
     def type(self) -> int:
-        """SOCK_STREAM."""
+        """SOCK_STREAM or SOCK_DGRAM."""
         return _socket.SOCK_STREAM
 
     @property

@@ -43,7 +43,7 @@ def poll(entries: Iterable[tuple[FileLike, int]], timeout: float | None = None) 
     own = [(entry, bits) for entry, bits in wanted if isinstance(entry, socket)]
     others = [(entry, bits) for entry, bits in wanted if not isinstance(entry, socket)]
     dispatchers = {id(each._dispatcher): each._dispatcher for each, _ in own if each._dispatcher is not None}
-    if not others and len(dispatchers) == 1:
+    if not others and len(dispatchers) == 1 and all(each._descriptor_beside() < 0 for each, _ in own):
         (only,) = dispatchers.values()
         only.check_fork()
         return only.wait(lambda: _ready(own), timeout)
@@ -76,6 +76,9 @@ def _poll_descriptors(
         poller.register(number, bits)
     for dispatcher in dispatchers:
         poller.register(dispatcher.channel.fileno(), _select.POLLIN)
+    for each, _ in own:
+        if each._descriptor_beside() >= 0:
+            poller.register(each._descriptor_beside(), _select.POLLIN)
     with _woken(own) as wake:
         poller.register(wake.fd, _select.POLLIN)
         while True:
@@ -83,6 +86,8 @@ def _poll_descriptors(
             for dispatcher in dispatchers:
                 dispatcher.check_fork()
                 dispatcher.wait(_nothing, 0)
+            for each, _ in own:
+                each._serve()
             found = _ready(own)
             left = 0.0 if found else None if until is None else max(until - monotonic(), 0.0)
             for number, events in _sleep(poller, left):
@@ -100,7 +105,7 @@ def _sleep(poller: _select.poll, seconds: float | None) -> list[tuple[int, int]]
 def _woken(own: list[tuple[socket, int]]) -> Iterator[Wake]:
     """A descriptor that is readable when one of the sockets has changed."""
     wake = Wake()
-    watched = [each._state or each._listener for each, _ in own]
+    watched = [each._observed() for each, _ in own]
     try:
         for part in watched:
             if part is not None:

@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, ClassVar, Self
 
 from rdmacm.address import InetAddr, SockAddr, format_address, lookup_address, parse_address
 from rdmacm.cmid import CmId
 from rdmacm.constants import IdOption, OptionLevel, PortSpace
-from rdmacm.endpoint.dispatcher import Dispatcher
+from rdmacm.endpoint.dispatcher import Dispatcher, Observable
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, RdmaError, cm_error
 from rdmacm.interrupts.protection import finalize
 from rdmacm.progress.wake import Wake
@@ -37,14 +37,15 @@ _HOW = {
 
 
 class socket(Transfer):
-    """A socket over RDMA, rsocket(7): a stream of bytes, with the methods and blocking rules of Python's sockets.
+    """A socket over RDMA, rsocket(7), with the methods and blocking rules of Python's sockets.
 
-    ``family``: AF_INET or AF_INET6. ``type``: SOCK_STREAM, with SOCK_NONBLOCK if it is not to block. ``provider``: a
-    name or an object (:func:`rdmacm.provider.get_provider`); by default it is chosen by the address, when that is
-    known. EAFNOSUPPORT, EPROTONOSUPPORT: another family, type or protocol.
+    ``family``: AF_INET or AF_INET6. ``type``: SOCK_STREAM for a stream of bytes, SOCK_DGRAM for datagrams, with
+    SOCK_NONBLOCK if it is not to block. ``provider``: a name or an object (:func:`rdmacm.provider.get_provider`); by
+    default it is chosen by the address, when that is known. EAFNOSUPPORT, EPROTONOSUPPORT: another family, type or
+    protocol.
 
-    It speaks the protocol of librdmacm's rsockets. What differs from TCP is in docs/rsocket.md; methods without a
-    description do what those of :class:`socket.socket` do.
+    It speaks the protocol of librdmacm's rsockets. What differs from TCP and UDP is in docs/rsocket.md; methods without
+    a description do what those of :class:`socket.socket` do.
 
     >>> with socket() as server, socket() as client:
     ...     server.bind(("127.0.0.1", 0))
@@ -56,6 +57,18 @@ class socket(Transfer):
     ...         peer.recv(100)
     b'hello'
     """
+
+    #: The protocol that the constructor takes besides 0.
+    _protocol = _socket.IPPROTO_TCP
+    #: The subclasses for other types than SOCK_STREAM; the constructor of this class makes them.
+    _kinds: ClassVar[dict[int, builtins.type[socket]]] = {}
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        made: builtins.type[socket] = cls
+        if cls is socket:
+            kind = named.get("type", args[1] if len(args) > 1 else _socket.SOCK_STREAM)
+            made = cls._kinds.get(_kind(kind), cls)
+        return object.__new__(made)  # type: ignore[return-value]
 
     def __init__(
         self,
@@ -69,10 +82,9 @@ class socket(Transfer):
         if family not in (_socket.AF_INET, _socket.AF_INET6):
             raise cm_error(errno.EAFNOSUPPORT, f"address family {family!r}", "socket", hint="AF_INET or AF_INET6")
         nonblocking = getattr(_socket, "SOCK_NONBLOCK", 0)
-        kind = type & ~(nonblocking | getattr(_socket, "SOCK_CLOEXEC", 0))
-        if kind != _socket.SOCK_STREAM or proto not in (0, _socket.IPPROTO_TCP):
+        if _kind(type) != self.type or proto not in (0, self._protocol):
             text = f"type {type!r} with protocol {proto}"
-            raise cm_error(errno.EPROTONOSUPPORT, text, "socket", hint="SOCK_STREAM")
+            raise cm_error(errno.EPROTONOSUPPORT, text, "socket", hint="SOCK_STREAM or SOCK_DGRAM")
         super().__init__(family, 0.0 if type & nonblocking else _socket.getdefaulttimeout())
         self._provider = provider
         #: The descriptor, and what makes it readable; None before the first fileno().
@@ -98,7 +110,7 @@ class socket(Transfer):
         try:
             found = parse_address((host, port, *address[2:]))
         except ValueError:
-            answers = _socket.getaddrinfo(host, port, self._family, _socket.SOCK_STREAM)
+            answers = _socket.getaddrinfo(host, port, self._family, self.type)
             found = lookup_address((str(answers[0][4][0]), *answers[0][4][1:]))
         if not isinstance(found, InetAddr) or found.family != self._family:
             raise cm_error(errno.EAFNOSUPPORT, "the address is of another family", step, format_address(address))
@@ -107,16 +119,20 @@ class socket(Transfer):
     def _begin(self, host: str) -> CmId:
         """The id, which is made with the provider that suits an address."""
         if self._cmid is None:
-            if self._dispatcher is None:
-                self._dispatcher = HostDispatcher.get(get_provider(self._provider, [host]))
-                if self._epoll is not None:
-                    self._epoll.register(self._dispatcher.channel.fileno(), _select.EPOLLIN)
-            self._cmid = CmId(self._dispatcher.channel, PortSpace.TCP)
+            self._cmid = CmId(self._dispatcher_for(host).channel, PortSpace.TCP)
             if self._options.reuse_address:
                 self._cmid.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
             if self._family == _socket.AF_INET6:
                 self._cmid.set_option(OptionLevel.ID, IdOption.AFONLY, int(self._options.v6only))
         return self._cmid
+
+    def _dispatcher_for(self, host: str) -> Dispatcher:
+        """The dispatcher, which is made with the provider that suits an address."""
+        if self._dispatcher is None:
+            self._dispatcher = HostDispatcher.get(get_provider(self._provider, [host]))
+            if self._epoll is not None:
+                self._epoll.register(self._dispatcher.channel.fileno(), _select.EPOLLIN)
+        return self._dispatcher
 
     def bind(self, address: SockAddr) -> None:
         """Bind to a local address. EADDRINUSE also where librdmacm's id has EADDRNOTAVAIL for a wildcard."""
@@ -279,7 +295,7 @@ class socket(Transfer):
             if optname == _socket.SO_ERROR:
                 return self._take_error()
             if optname == _socket.SO_TYPE:
-                return _socket.SOCK_STREAM
+                return self.type
             if optname == _socket.SO_ACCEPTCONN:
                 return int(self._listener is not None)
             if optname == getattr(_socket, "SO_DOMAIN", None):
@@ -312,10 +328,21 @@ class socket(Transfer):
             self._epoll.register(self._wake.fd, _select.EPOLLIN)
             if self._dispatcher is not None:
                 self._epoll.register(self._dispatcher.channel.fileno(), _select.EPOLLIN)
-            owner = self._state or self._listener
+            owner = self._observed()
             if owner is not None:
                 self._watch(owner.wakers)
         return self._epoll.fileno()
+
+    def _observed(self) -> Observable | None:
+        """What changes when the socket becomes ready."""
+        return self._state or self._listener
+
+    def _descriptor_beside(self) -> int:
+        """A descriptor that is readable when :meth:`_serve` has something to do; -1 for none."""
+        return -1
+
+    def _serve(self) -> None:
+        """Read what comes by other ways than the dispatcher."""
 
     def _watch(self, wakers: list[Callable[[], None]]) -> None:
         if self._wake is not None and self._waker not in wakers:
@@ -454,6 +481,11 @@ class socket(Transfer):
         ends = "" if cmid is None else f" {format_address(cmid.local_addr)} -> {format_address(cmid.peer_addr)}"
         kind = "listening" if self._listener is not None else "new" if self._state is None else "stream"
         return f"<rsocket {kind}{ends}>"
+
+
+def _kind(given: int) -> int:
+    """The type of a socket without its flags."""
+    return given & ~(getattr(_socket, "SOCK_NONBLOCK", 0) | getattr(_socket, "SOCK_CLOEXEC", 0))
 
 
 def _weak_waker(owner: socket) -> Callable[[], None]:

@@ -102,24 +102,27 @@ class Transfer(SocketBase):
             done += self._fill(_after(views, done), flags, step)
         return done
 
-    def recvfrom(self, bufsize: int, flags: int = 0) -> tuple[bytes, None]:
-        """:meth:`recv`, and None: a stream has one peer."""
+    def recvfrom(self, bufsize: int, flags: int = 0) -> tuple[bytes, Any]:
+        """:meth:`recv`, and the source of a datagram; of a stream, which has one peer, None."""
         return self.recv(bufsize, flags), None
 
-    def recvfrom_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> tuple[int, None]:
-        """:meth:`recv_into`, and None."""
+    def recvfrom_into(self, buffer: Buffer, nbytes: int = 0, flags: int = 0) -> tuple[int, Any]:
+        """:meth:`recv_into`, and the source as of :meth:`recvfrom`."""
         return self.recv_into(buffer, nbytes, flags), None
 
-    def recvmsg(self, bufsize: int, ancbufsize: int = 0, flags: int = 0) -> tuple[bytes, list[Any], int, None]:
-        """:meth:`recv`, and what an rsocket has not: no ancillary data, no flags, no address."""
+    def recvmsg(self, bufsize: int, ancbufsize: int = 0, flags: int = 0) -> tuple[bytes, list[Any], int, Any]:
+        """:meth:`recv`, no ancillary data, the flags, and the source as of :meth:`recvfrom`.
+
+        The flag MSG_TRUNC tells that a datagram was longer.
+        """
         if ancbufsize < 0:
             raise ValueError("invalid ancillary data buffer length")
         return self.recv(bufsize, flags), [], 0, None
 
     def recvmsg_into(
         self, buffers: Iterable[Buffer], ancbufsize: int = 0, flags: int = 0
-    ) -> tuple[int, list[Any], int, None]:
-        """As :meth:`recv_into`, into one buffer after the other."""
+    ) -> tuple[int, list[Any], int, Any]:
+        """As :meth:`recvmsg`, into one buffer after the other; returns the number of bytes instead of them."""
         if ancbufsize < 0:
             raise ValueError("invalid ancillary data buffer length")
         return self._fill([byte_view(buffer) for buffer in buffers], flags, "recvmsg_into"), [], 0, None
@@ -180,8 +183,13 @@ class Transfer(SocketBase):
         while done < len(view):
             done += self._send([view[done:]], flags, "sendall", until)
 
+    def sendto(self, data: Buffer, *flags_and_address: Any) -> int:  # noqa: ARG002
+        """``sendto(data, address)`` or ``sendto(data, flags, address)``. EISCONN, ENOTCONN: it is a stream."""
+        code = errno.ENOTCONN if self._state is None else errno.EISCONN
+        raise cm_error(code, "a stream has one peer", "sendto", hint="SOCK_DGRAM")
+
     def sendmsg(
-        self, buffers: Iterable[Buffer], ancdata: Iterable[Any] = (), flags: int = 0, address: None = None
+        self, buffers: Iterable[Buffer], ancdata: Iterable[Any] = (), flags: int = 0, address: Any = None
     ) -> int:
         """Send one buffer after the other; return how many bytes were sent. EOPNOTSUPP: ancillary data."""
         if list(ancdata):

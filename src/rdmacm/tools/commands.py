@@ -24,7 +24,9 @@ GROUPS = {
         "udaddy": "exchange datagrams, as udaddy(1)",
         "mckey": "send datagrams to a multicast group, as mckey(1)",
         "rstream": "send bytes to and fro through an rsocket, as rstream(1)",
+        "riostream": "write into a peer's memory by an rsocket, as riostream(1)",
         "rcopy": "copy a file to another host through an rsocket, as rcopy(1)",
+        "udpong": "exchange datagrams through rsockets, as udpong(1)",
     },
     "Measure": {
         "cmtime": "time each step of setting up connections",

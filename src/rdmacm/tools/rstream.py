@@ -64,7 +64,7 @@ PAGE = Page(
 #: What the tool needs of a socket: those of TCP and of RDMA have it.
 Socket: TypeAlias = "tcp.socket | rsocket.socket"
 
-_SYNC = bytes(16)
+SYNC = bytes(16)
 #: Bytes of both buffers without -B.
 _BUFFER = 1 << 19
 #: The exponents of sizes: each size, and the one half as long again.
@@ -73,7 +73,7 @@ _USUAL_SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 20)
 #: How many transfers a test has, by the least size.
 _COUNTS = ((1 << 20, 100), (1 << 16, 1000), (1 << 10, 10_000), (0, 100_000))
 #: The letters of -T, and their words.
-_TESTS = {
+TESTS = {
     "s": "socket",
     "a": "async",
     "b": "blocking",
@@ -84,7 +84,9 @@ _TESTS = {
 }
 
 
-class _Test(NamedTuple):
+class StreamTest(NamedTuple):
+    """A test: its name, the bytes of a transfer, transfers in an iteration, and iterations."""
+
     name: str
     size: int
     transfers: int
@@ -98,6 +100,14 @@ class _Test(NamedTuple):
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm rstream``."""
+    add_stream_arguments(parser, TESTS)
+    most = integer_between(0, (1 << 31) - 1)
+    what = "Probe a peer that has sent nothing for so long."
+    parser.add_argument("-k", "--keepalive", type=most, metavar="SECONDS", help=what)
+
+
+def add_stream_arguments(parser: Parser, tests: dict[str, str]) -> None:
+    """Add the arguments that ``rdmacm riostream`` has as well. ``tests``: the letters of -T, and their words."""
     add = parser.add_argument
     add_host(parser)
     add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address, as HOST.")
@@ -111,8 +121,7 @@ def add_arguments(parser: Parser) -> None:
     add("-C", "--transfers", type=most, metavar="N", help="Transfers of an iteration (default: 1000).")
     add("-S", "--size", metavar="BYTES", help="Bytes of a transfer (default: 1000); all: 31 sizes.")
     add_port(parser, 7471)
-    add("-k", "--keepalive", type=most, metavar="SECONDS", help="Probe a peer that has sent nothing for so long.")
-    names = "; ".join(f"{letter} or {word}" for letter, word in _TESTS.items())
+    names = "; ".join(f"{letter} or {word}" for letter, word in tests.items())
     add("-T", "--test", action="append", default=[], metavar="OPTION", help=f"{names}. May be repeated.")
     add("--json", action="store_true", help="Write one JSON object instead of the table.")
     add_wait_limit(parser)
@@ -121,14 +130,16 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run as the server or the client."""
+    return run_tests(args, TESTS, StreamTests)
+
+
+def run_tests(args: argparse.Namespace, letters: dict[str, str], kind: type[StreamTests]) -> int:
+    """Run as the server or the client, with the tests of a tool."""
     take_host(args, "server")
-    chosen = {_letter(text) for text in args.test}
-    if None in chosen:
-        args.parser.error(f"-T is one of {', '.join(_TESTS.values())}, or its first letter")
-    tests = _Tests(args, frozenset(letter for letter in chosen if letter))
-    sizes = list(_sizes(args))
+    tests = kind(args, chosen_letters(args, letters))
+    sizes = list(tests_of(args))
     with tests:
-        _write_head(args)
+        write_head(args)
         for group in sizes:
             tests.run(group)
     if args.json:
@@ -136,19 +147,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_head(args: argparse.Namespace) -> None:
+def chosen_letters(args: argparse.Namespace, letters: dict[str, str]) -> frozenset[str]:
+    """The letters of the options -T; ends the command for a wrong one."""
+    chosen = {letter_of(text, letters) for text in args.test}
+    if None in chosen:
+        args.parser.error(f"-T is one of {', '.join(letters.values())}, or its first letter")
+    return frozenset(letter for letter in chosen if letter)
+
+
+def write_head(args: argparse.Namespace) -> None:
+    """Write the names of the columns."""
     if not args.json:
         columns = f"{'name':<10}{'bytes':<8}{'xfers':<8}{'iters':<8}{'total':<8}"
         write(f"{columns}{'time':>8} {'Gb/sec':>10}{'usec/xfer':>13}\n")
 
 
-def _letter(text: str) -> str | None:
+def letter_of(text: str, letters: dict[str, str]) -> str | None:
+    """The letter that an option -T means; None for a wrong one."""
     if len(text) == 1:
-        return text if text in _TESTS else None
-    return next((letter for letter, word in _TESTS.items() if text.lower().startswith(word[:5])), None)
+        return text if text in letters else None
+    return next((letter for letter, word in letters.items() if text.lower().startswith(word[:5])), None)
 
 
-def _sizes(args: argparse.Namespace) -> Iterator[list[_Test]]:
+def tests_of(args: argparse.Namespace) -> Iterator[list[StreamTest]]:
     """The tests of each connection."""
     is_all = args.size == "all"
     if args.iterations is not None or args.transfers is not None or (args.size is not None and not is_all):
@@ -158,31 +179,31 @@ def _sizes(args: argparse.Namespace) -> Iterator[list[_Test]]:
             args.parser.error(f"-S: {problem}")
         # As in C, where iterations have another default than its page says.
         iterations = 1 if args.iterations is None else args.iterations
-        yield [_Test("custom", size, 1000 if args.transfers is None else args.transfers, iterations)]
+        yield [StreamTest("custom", size, 1000 if args.transfers is None else args.transfers, iterations)]
         return
     sizes = [1 << 6, *(part for each in _EXPONENTS for part in (1 << each, 3 << each - 1))]
     sizes = [size for size in sizes if is_all or size in _USUAL_SIZES]
     counts = {size: next(count for least, count in _COUNTS if size >= least) for size in sizes}
-    yield [_Test(f"{size_text(size)}_lat", size, 1, counts[size]) for size in sizes]
-    yield [_Test(f"{size_text(size)}_bw", size, counts[size], 1) for size in sizes]
+    yield [StreamTest(f"{size_text(size)}_lat", size, 1, counts[size]) for size in sizes]
+    yield [StreamTest(f"{size_text(size)}_bw", size, counts[size], 1) for size in sizes]
 
 
-class _Tests:
+class StreamTests:
     """One end."""
 
     def __init__(self, args: argparse.Namespace, chosen: frozenset[str]) -> None:
         self.args = args
         self.is_client = args.server is not None
-        self._chosen = chosen
+        self.chosen = chosen
         #: The tests that were made, as in the output.
         self.done: list[dict[str, object]] = []
         self._listener: Socket | None = None
         #: The next byte that is sent, and that is expected; -T v counts them.
-        self._next_sent = self._next_seen = 0
+        self.next_sent = self.next_seen = 0
 
     @property
     def _is_tcp(self) -> bool:
-        return bool(self._chosen & {"s", "f"})
+        return bool(self.chosen & {"s", "f"})
 
     def __enter__(self) -> Self:
         if not self.is_client:
@@ -195,14 +216,14 @@ class _Tests:
 
     # -- connecting -----------------------------------------------------------------------------------
 
-    def _make(self, family: int) -> Socket:
+    def make(self, family: int) -> Socket:
         made = tcp.socket(family) if self._is_tcp else rsocket.socket(family, provider=self.args.provider)
         for option in (tcp.SO_SNDBUF, tcp.SO_RCVBUF):
             made.setsockopt(tcp.SOL_SOCKET, option, self.args.buffer or _BUFFER)
         made.setsockopt(tcp.IPPROTO_TCP, tcp.TCP_NODELAY, 1)
         if not self._is_tcp:
             made.setsockopt(rsocket.SOL_RDMA, rsocket.RDMA_INLINE, self.args.inline)
-        if self.args.keepalive:
+        if getattr(self.args, "keepalive", None):
             made.setsockopt(tcp.SOL_SOCKET, tcp.SO_KEEPALIVE, 1)
             made.setsockopt(tcp.IPPROTO_TCP, tcp.TCP_KEEPIDLE, self.args.keepalive)
             if not self.args.json:
@@ -212,7 +233,7 @@ class _Tests:
     def _look_up(self, host: str | None, *, is_passive: bool) -> tuple[int, tuple[str, int], AddrInfo | None]:
         args = self.args
         family = {"ipv6": tcp.AF_INET6}.get(args.format, 0)
-        if "r" in self._chosen and not is_passive:
+        if "r" in self.chosen and not is_passive:
             info = getaddrinfo(host, args.port, port_space=PortSpace.TCP, family=family, provider=args.provider)[0]
             if isinstance(info.dst_addr, tuple):
                 return info.family, info.dst_addr[:2], info
@@ -222,7 +243,7 @@ class _Tests:
 
     def _listen(self) -> Socket:
         family, address, _ = self._look_up(self.args.bind, is_passive=True)
-        made = self._make(family)
+        made = self.make(family)
         try:
             made.setsockopt(tcp.SOL_SOCKET, tcp.SO_REUSEADDR, 1)
             made.bind(address)
@@ -238,7 +259,7 @@ class _Tests:
 
     def _connect(self) -> Socket:
         family, address, info = self._look_up(self.args.server, is_passive=False)
-        made = self._make(family)
+        made = self.make(family)
         try:
             made.settimeout(self.args.timeout)
             if self.args.bind:
@@ -254,18 +275,18 @@ class _Tests:
 
     # -- tests ----------------------------------------------------------------------------------------
 
-    def run(self, tests: list[_Test]) -> None:
+    def run(self, tests: list[StreamTest]) -> None:
         """Make the tests of one connection."""
         if self._listener is None:
             stream = self._connect()
         else:
             stream = self._listener.accept()[0]
-        if "f" in self._chosen and not self.is_client:
+        if "f" in self.chosen and not self.is_client:
             self._run_in_child(stream, tests)
             return
         self._run(stream, tests)
 
-    def _run_in_child(self, stream: Socket, tests: list[_Test]) -> None:
+    def _run_in_child(self, stream: Socket, tests: list[StreamTest]) -> None:
         child = os.fork()
         if not child:
             status = 1
@@ -278,21 +299,21 @@ class _Tests:
         if os.waitpid(child, 0)[1]:
             raise cm_error(errno.ECHILD, "the process of the client has failed", "fork")
 
-    def _run(self, stream: Socket, tests: list[_Test]) -> None:
+    def _run(self, stream: Socket, tests: list[StreamTest]) -> None:
         with stream:
-            buffer = memoryview(bytearray(max(test.size for test in tests) + len(_SYNC)))
+            buffer = memoryview(bytearray(max(test.size for test in tests) + len(SYNC)))
             for test in tests:
-                self._measure(stream, test, buffer)
+                self.measure(stream, test, buffer)
             try:
                 stream.shutdown(tcp.SHUT_RDWR)
             except OSError as error:
                 if error.errno != errno.ENOTCONN:  # the peer was faster
                     raise
 
-    def _measure(self, stream: Socket, test: _Test, buffer: memoryview) -> None:
-        first, second = (self._send, self._receive) if self.is_client else (self._receive, self._send)
-        first(stream, buffer[: len(_SYNC)])
-        second(stream, buffer[: len(_SYNC)])
+    def measure(self, stream: Socket, test: StreamTest, buffer: memoryview) -> None:
+        first, second = (self.send, self.receive) if self.is_client else (self.receive, self.send)
+        first(stream, buffer[: len(SYNC)])
+        second(stream, buffer[: len(SYNC)])
         part = buffer[: test.size]
         started = time.perf_counter()
         for _ in range(test.iterations):
@@ -300,44 +321,44 @@ class _Tests:
                 first(stream, part)
             for _ in range(test.transfers):
                 second(stream, part)
-        self._report(test, time.perf_counter() - started)
+        self.report(test, time.perf_counter() - started)
 
-    def _send(self, stream: Socket, data: memoryview) -> None:
-        if "v" in self._chosen:
-            data[:] = _pattern(self._next_sent, len(data))
-            self._next_sent += len(data)
-        if not self._chosen & {"n", "a"}:
+    def send(self, stream: Socket, data: memoryview) -> None:
+        if "v" in self.chosen:
+            data[:] = pattern(self.next_sent, len(data))
+            self.next_sent += len(data)
+        if not self.chosen & {"n", "a"}:
             stream.sendall(data)
             return
         done = 0
         while done < len(data):
-            self._poll(stream, select.POLLOUT)
+            self.poll(stream, select.POLLOUT)
             with contextlib.suppress(BlockingIOError):
                 done += stream.send(data[done:], tcp.MSG_DONTWAIT)
 
-    def _receive(self, stream: Socket, into: memoryview) -> None:
+    def receive(self, stream: Socket, into: memoryview) -> None:
         done = 0
         while done < len(into):
-            self._poll(stream, select.POLLIN)
+            self.poll(stream, select.POLLIN)
             try:
-                got = stream.recv_into(into[done:], 0, tcp.MSG_DONTWAIT if self._chosen & {"n", "a"} else 0)
+                got = stream.recv_into(into[done:], 0, tcp.MSG_DONTWAIT if self.chosen & {"n", "a"} else 0)
             except BlockingIOError:
                 continue
             if not got:
                 raise CmDisconnectedError(errno.ECONNRESET, "the peer has closed the stream", "recv")
             done += got
-        if "v" in self._chosen:
-            expected = _pattern(self._next_seen, len(into))
+        if "v" in self.chosen:
+            expected = pattern(self.next_seen, len(into))
             if into != expected:
                 at = next(number for number, byte in enumerate(into) if byte != expected[number])
-                raise cm_error(errno.EIO, f"data verification failed byte {self._next_seen + at}", "recv")
-            self._next_seen += len(into)
+                raise cm_error(errno.EIO, f"data verification failed byte {self.next_seen + at}", "recv")
+            self.next_seen += len(into)
 
-    def _poll(self, stream: Socket, bits: int) -> None:
-        if "a" in self._chosen and not rsocket.poll([(stream, bits)], self.args.timeout if self.is_client else None):
+    def poll(self, stream: Socket, bits: int) -> None:
+        if "a" in self.chosen and not rsocket.poll([(stream, bits)], self.args.timeout if self.is_client else None):
             raise cm_error(errno.ETIMEDOUT, f"no answer within {self.args.timeout:g} s", "poll", str(self.args.server))
 
-    def _report(self, test: _Test, seconds: float) -> None:
+    def report(self, test: StreamTest, seconds: float) -> None:
         if self.args.json:
             fields = test._asdict()
             self.done.append({**fields, "bytes": test.total, "seconds": round(seconds, 6)})
@@ -350,7 +371,7 @@ class _Tests:
         )
 
 
-def _pattern(start: int, length: int) -> bytes:
+def pattern(start: int, length: int) -> bytes:
     """Bytes that count up, modulo 256."""
     start %= 256
     return (bytes(range(256)) * (length // 256 + 2))[start : start + length]

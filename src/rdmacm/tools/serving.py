@@ -17,7 +17,7 @@ from pathlib import Path
 from socket import AF_INET, inet_aton
 from types import TracebackType
 
-from rdmacm.address import InetAddr, format_address
+from rdmacm.address import InetAddr, SockAddr, format_address
 from rdmacm.cmid import CmId
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.net import open_network
@@ -71,8 +71,13 @@ def bind(cmid: CmId, address: str | None, port: int) -> None:
 
 def announce(listener: CmId) -> None:
     """Write a line about the address of a listener to standard error, where librdmacm's tools print nothing."""
-    where = f"device {listener.verbs.name}" if listener.is_bound else "all devices"
-    write_error(f"listening on {format_address(listener.local_addr)}, {where}")
+    announce_address(listener.local_addr, listener.verbs.name if listener.is_bound else None)
+
+
+def announce_address(address: SockAddr, device: str | None) -> None:
+    """The same, of an address; None for all devices."""
+    where = "all devices" if device is None else f"device {device}"
+    write_error(f"listening on {format_address(address)}, {where}")
 
 
 @contextmanager
