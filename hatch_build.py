@@ -37,6 +37,8 @@ PACKAGE = ROOT / "src" / "rdmacm"
 #: Where the core is in the package, and the library for C programs: by its suffix it is no module of Python.
 TARGET = PACKAGE / "proto" / "_core.abi3.so"
 LIBRARY = PACKAGE / "run" / "librdmacm_run.so.1"
+#: What moves the sockets of a program onto RDMA, beside the library.
+SOCKETS = "librdmacm_sockets.so.1"
 #: The first Python whose limited API has buffers, and the first that the package supports.
 LIMITED_API = "0x030b0000"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
@@ -79,12 +81,30 @@ def command(target: Path, *more: str, is_library: bool = False) -> list[str]:
     ]
 
 
+def sockets_command(target: Path, *more: str) -> list[str]:
+    """The compiler's command for what moves the sockets of a program onto RDMA."""
+    return [
+        *(*_compiler(), "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-pthread", "-fvisibility=hidden", *WARNINGS),
+        *("-Wl,-z,defs", f"-Wl,-soname,{SOCKETS}", *shlex.split(os.environ.get("CFLAGS", "")), *more),
+        *("-shared", "-o", str(target), str(SOURCES / "sockets" / "sockets.c")),
+    ]
+
+
 def build(target: Path = TARGET, *more: str, is_library: bool = False) -> None:
-    """Build the core, or the library. NotBuiltError where something is missing, or where the compiler fails."""
+    """Build the core, or the library and what goes beside it.
+
+    NotBuiltError where something is missing, or where the compiler fails.
+    """
     reason = missing(is_library=is_library)
     if reason is not None:
         raise NotBuiltError(reason)
-    parts = command(target, *more, is_library=is_library)
+    if is_library:
+        beside = target.with_name(SOCKETS)
+        _compile(sockets_command(beside, *more), beside)
+    _compile(command(target, *more, is_library=is_library), target)
+
+
+def _compile(parts: list[str], target: Path) -> None:
     beside = target.with_name(f"{target.name}.{os.getpid()}")
     parts[parts.index(str(target))] = str(beside)
     done = subprocess.run(parts, capture_output=True, text=True, check=False)
@@ -138,7 +158,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-
         build_data["pure_python"] = False
         build_data["tag"] = f"cp311-abi3-{platform}"
         build_data["force_include"][str(target)] = f"rdmacm/proto/{TARGET.name}"
-        build_data["force_include"][str(library)] = f"rdmacm/run/{LIBRARY.name}"
+        for each in (library, library.with_name(SOCKETS)):
+            build_data["force_include"][str(each)] = f"rdmacm/run/{each.name}"
 
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove what was built, which is in the wheel now."""

@@ -17,9 +17,6 @@
         errno = EOPNOTSUPP;                                                                                            \
         return NULL;                                                                                                   \
     }
-#define REFUSED_CALL(name)                                                                                             \
-    EXPORT int name(void);                                                                                             \
-    EXPORT int name(void) { return fail(EOPNOTSUPP); }
 #define IGNORED(name)                                                                                                  \
     EXPORT void name(void);                                                                                            \
     EXPORT void name(void) {}
@@ -103,35 +100,6 @@ REFUSED_INT(ibv_cmd_rereg_mr)
 REFUSED_INT(ibv_cmd_resize_cq)
 REFUSED_INT(ibv_read_ibdev_sysfs_file)
 REFUSED_INT(verbs_init_cq)
-
-/* Sockets over RDMA, rsocket(7). */
-REFUSED_CALL(raccept)
-REFUSED_CALL(rbind)
-REFUSED_CALL(rclose)
-REFUSED_CALL(rconnect)
-REFUSED_CALL(rfcntl)
-REFUSED_CALL(rgetpeername)
-REFUSED_CALL(rgetsockname)
-REFUSED_CALL(rgetsockopt)
-REFUSED_CALL(riomap)
-REFUSED_CALL(riounmap)
-REFUSED_CALL(riowrite)
-REFUSED_CALL(rlisten)
-REFUSED_CALL(rpoll)
-REFUSED_CALL(rread)
-REFUSED_CALL(rreadv)
-REFUSED_CALL(rrecv)
-REFUSED_CALL(rrecvfrom)
-REFUSED_CALL(rrecvmsg)
-REFUSED_CALL(rselect)
-REFUSED_CALL(rsend)
-REFUSED_CALL(rsendmsg)
-REFUSED_CALL(rsendto)
-REFUSED_CALL(rsetsockopt)
-REFUSED_CALL(rshutdown)
-REFUSED_CALL(rsocket)
-REFUSED_CALL(rwrite)
-REFUSED_CALL(rwritev)
 
 EXPORT bool verbs_allow_disassociate_destroy;
 bool verbs_allow_disassociate_destroy;

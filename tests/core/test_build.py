@@ -99,6 +99,8 @@ def test_wheel_has_the_core_and_the_library(
 ) -> None:
     def build(target: Path, *, is_library: bool = False) -> None:
         target.write_bytes(b"the library" if is_library else b"the core")
+        if is_library:
+            target.with_name(hatch_build.SOCKETS).write_bytes(b"sockets")
 
     monkeypatch.setenv("RDMACM_BUILD_CORE", wanted)
     monkeypatch.setattr(hatch_build, "build", build)
@@ -109,6 +111,7 @@ def test_wheel_has_the_core_and_the_library(
     assert found == {
         "rdmacm/proto/_core.abi3.so": b"the core",
         "rdmacm/run/librdmacm_run.so.1": b"the library",
+        "rdmacm/run/librdmacm_sockets.so.1": b"sockets",
     }
     assert built.warnings == []
     built.hook.finalize("", {}, "")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import importlib.util
 import io
 import os
@@ -305,11 +306,13 @@ def edges_of(target: Target, data: bytes) -> set[tuple[Any, int, int]]:
         return line
 
     previous = sys.gettrace()
+    gc.disable()  # the finalizers of other objects are no code of the target
     sys.settrace(enter)
     try:
         target.run(data)
     finally:
         sys.settrace(previous)
+        gc.enable()
     return found
 
 

@@ -68,6 +68,7 @@ class EachTerminal:
 VIRTUAL_MACHINE = NotRun("starts a virtual machine, which takes minutes to make")
 IMAGE = NotRun("fetches an image")
 QUIET = NotRun("its server is not heard when it begins to listen; test_ping.py of docs/ci.md does the same")
+SOCKETS = NotRun("its server is not heard when it begins to listen; tests/run does the same")
 
 #: The commands that are not simply typed, one after the other, in one terminal for each page.
 COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
@@ -111,6 +112,9 @@ COMMANDS: dict[str, NotRun | Needs | OwnTerminal | EachTerminal] = {
     "rdmacm lab up --mtu 4200 --delay 0.001": OwnTerminal(),
     "rdmacm run -- rping -s -a 127.0.0.1 -C 2 -v": QUIET,
     "rdmacm run -- rping -c -a 127.0.0.1 -C 2 -v": QUIET,
+    "rdmacm run -- rstream -S 5000 -C 20 -I 10 -T v": SOCKETS,
+    "rdmacm run --sockets -- python3 -m http.server -b 127.0.0.1 8000": SOCKETS,
+    "rdmacm run --sockets -- curl http://127.0.0.1:8000/": SOCKETS,
     "pytest -q test_ping.py": Needs("rping"),
 }
 

@@ -12,6 +12,7 @@ Everything is imported from this package. Its modules are short pages for ``pydo
 - ``rdmacm.cma.ibverbs``: the functions of ``infiniband/verbs.h``
 - ``rdmacm.cma.extended``: those of extended queue pairs, completion queues and queries
 - ``rdmacm.cma.refused``: those that no device here supports, which raise EOPNOTSUPP
+- ``rdmacm.cma.rsockets``: the functions of ``rdma/rsocket.h``
 - ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
 
 A structure that only the package makes is one of its classes, here with C's name as well:
@@ -33,18 +34,19 @@ docs/porting.md is a guide.
 
 from typing import TYPE_CHECKING
 
-from rdmacm.cma import calls, constants, extended, ibverbs, refused, structures, verbs
+from rdmacm.cma import calls, constants, extended, ibverbs, refused, rsockets, structures, verbs
 from rdmacm.cma.calls import *  # noqa: F403
 from rdmacm.cma.constants import *  # noqa: F403
 from rdmacm.cma.extended import *  # noqa: F403
 from rdmacm.cma.ibverbs import *  # noqa: F403
 from rdmacm.cma.refused import *  # noqa: F403
+from rdmacm.cma.rsockets import *  # noqa: F403
 from rdmacm.cma.structures import *  # noqa: F403
 from rdmacm.cma.verbs import *  # noqa: F403
 
 if not TYPE_CHECKING:  # type checkers see the imports above
     __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + extended.__all__ + refused.__all__ + constants.__all__
-    __all__ += structures.__all__
+    __all__ += structures.__all__ + rsockets.__all__
 
 
 def __dir__() -> list[str]:

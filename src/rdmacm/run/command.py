@@ -31,6 +31,8 @@ LIBRARY_VARIABLE = "RDMACM_RUN_LIBRARY"
 SOCKET_VARIABLE = "RDMACM_RUN_SOCKET"
 #: The names that programs ask the dynamic linker for.
 _NAMES = ("libibverbs.so.1", "librdmacm.so.1")
+#: What moves sockets onto RDMA, beside the library.
+_SOCKETS = "librdmacm_sockets.so.1"
 #: How the directory of a server begins, in ``$TMPDIR``, and its socket there.
 _PREFIX, _SOCKET = "rdmacm-run-", "socket"
 #: ``rdma`` for programs (:mod:`rdmacm.run.rdma`), by the Python and the package of the server.
@@ -66,15 +68,18 @@ def _library_path() -> str:
     return path
 
 
-def environment_of(directory: str, socket_path: str) -> dict[str, str]:
+def environment_of(directory: str, socket_path: str, options: Options = NO_OPTIONS) -> dict[str, str]:
     """The variables that put the libraries of a directory in front of a program."""
     before = os.environ.get("LD_LIBRARY_PATH")
+    preloaded = os.environ.get("LD_PRELOAD")
+    sockets = {"LD_PRELOAD": f"{_SOCKETS}:{preloaded}" if preloaded else _SOCKETS}
     return {
         SOCKET_VARIABLE: socket_path,
         "NCCL_IBVERBS_LIB": os.path.join(directory, _NAMES[0]),
         # This package would find the devices twice, through the library as those of a kernel.
         PROVIDER_VARIABLE: os.environ.get(PROVIDER_VARIABLE) or "soft",
         "LD_LIBRARY_PATH": f"{directory}:{before}" if before else directory,
+        **(sockets if options.moves_sockets else {}),
     }
 
 
@@ -93,7 +98,7 @@ def run_program(argv: Sequence[str], options: Options = NO_OPTIONS) -> int:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         launcher = Launcher(path, argv, before, _ignored_by_python())
         with launcher, _served(directory, options) as server:
-            environment = {**os.environ, **environment_of(directory, server.path), "PATH": search}
+            environment = {**os.environ, **environment_of(directory, server.path, options), "PATH": search}
             try:
                 pid = _launch(launcher, environment, server)
                 if pid is None:
@@ -123,7 +128,7 @@ def serve(options: Options = NO_OPTIONS) -> int:
     with _directory(_library_path()) as directory:
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         with _served(directory, options) as server:
-            for name, value in environment_of(directory, server.path).items():
+            for name, value in environment_of(directory, server.path, options).items():
                 print(f"{name}={shlex.quote(value)}", flush=True)
             stopped: list[int] = []
 
@@ -154,6 +159,7 @@ def _directory(library: str) -> Iterator[str]:
             kept.enter_context(_locked(directory))
         for name in _NAMES:
             os.symlink(library, os.path.join(directory, name))
+        os.symlink(os.path.join(os.path.dirname(library), _SOCKETS), os.path.join(directory, _SOCKETS))
         _write_rdma(directory)
         yield directory
 

@@ -22,6 +22,8 @@ class Options:
     delay: float = 0.0
     #: Decides which packets are lost, 64 bits.
     seed: int = 0
+    #: Whether the TCP sockets of programs are those of rsocket(7).
+    moves_sockets: bool = False
 
     def shows(self, device: Device) -> bool:
         """Whether programs see a device."""

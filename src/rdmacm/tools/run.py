@@ -67,6 +67,11 @@ def add_arguments(parser: Parser) -> None:
     seed = "Decides which packets are lost: the same ones with the same number"
     add_number(parser, ("--seed",), integer_between(0, 2**63), 0, "N", seed)
     parser.add_argument(
+        "--sockets",
+        action="store_true",
+        help="Give PROGRAM sockets of rsocket(7) for its TCP sockets: what it sends goes by RDMA.",
+    )
+    parser.add_argument(
         "--serve", action="store_true", help="Start no program; print what the environment of one has to be, and wait."
     )
 
@@ -78,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
     from rdmacm.run.options import Options
     from rdmacm.run.programs import CannotRun
 
-    options = Options(frozenset(args.device), args.explain, args.capture, args.loss, args.delay, args.seed)
+    options = Options(
+        *(frozenset(args.device), args.explain, args.capture, args.loss, args.delay, args.seed, args.sockets)
+    )
     if args.capture == "-":
         args.parser.error("--pcap - writes to standard output, which is PROGRAM's")
     argv = args.program[1:] if args.program[:1] == ["--"] else args.program

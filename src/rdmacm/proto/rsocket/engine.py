@@ -67,6 +67,7 @@ class Fault(Enum):
     MORE_BYTES = "the peer sent more bytes than it was given room for"
     MORE_MESSAGES = "the peer sent more messages than it had credits for"
     MORE_CREDITS = "the peer granted more credits than it has receives"
+    MORE_TARGETS = "the peer gave more targets than the target SGL has entries"
     NO_SUCH_MAPPING = "the peer wrote an I/O mapping beyond the table"
     UNKNOWN_CONTROL = "the peer sent an unknown control message"
     UNKNOWN_OPERATION = "the peer sent an unknown operation"
@@ -324,6 +325,9 @@ class StreamEngine:
             return
         self._credit_limit = limit
         target = Target.unpack(self._control, self._next_entry, self._order)
+        if target.length and self._has_target() and len(self._targets) == TARGETS:
+            self._break(Fault.MORE_TARGETS)
+            return
         if target.length:
             start = self._next_entry * TARGET_LENGTH
             self._control[start : start + TARGET_LENGTH] = bytes(TARGET_LENGTH)
