@@ -131,7 +131,7 @@ def test_it_sends_what_has_waited_while_the_application_makes_progress() -> None
     stop: Any = _Stop(checks=6)
     nothing: Any = None
     assert Helper(runtime, mux, nothing)._leave_to_application(stop, 0.002, ())
-    assert stop.waits == [0.002, 0.004, 0.008, 0.01, 0.01, 0.01, 0.01]
+    assert stop.waits == [0.002, 0.004, 0.008, 0.016, 0.02, 0.02, 0.02]
     assert mux.gsi.outbox.sends == 1 + 5, "at the first look it was new; then at each, and at the end"
     assert not runtime.has_more_events
     assert not mux.gsi.outbox.may_wait

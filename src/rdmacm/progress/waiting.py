@@ -29,8 +29,9 @@ _SPIN = 0.0002
 #: next 7, and so on up to this many.
 _MOST_SKIPPED = 64
 #: A spin that took longer, in seconds, has lost the processor to other work. Had the thread slept, it would have been
-#: woken before that. So waits sleep at once for this many times as long: at most one part in so many is lost.
-_LOST, _PENALTY = 0.001, 32
+#: woken before that. Unless spins have gone well for this many times as long since the last such loss, waits sleep at
+#: once for so many times as long: at most one part in so many is lost.
+_LOST, _WORTH, _PENALTY = 0.001, 10, 32
 #: With one processor: how often a wait yields it to the peer before it sleeps.
 _YIELDS = 8
 
@@ -78,6 +79,8 @@ class Waiters:
         self._skip = self._skipped = 0
         #: Waits sleep without a spin before, in seconds of the runtime's clock.
         self._sleeps_until = 0.0
+        #: Seconds of all spins since one has lost the processor.
+        self._spun = 0.0
         #: The waiters of threads that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
@@ -208,12 +211,20 @@ class Waiters:
         finally:
             ended = runtime.clock()
             with runtime.lock:
-                if ended - begun > _LOST:
-                    self._sleeps_until = ended + _PENALTY * (ended - begun)
+                self._count(ended - begun, ended)
                 self._is_spinning = False
                 self._skipped = 0
                 self._skip = 0 if found else min(2 * self._skip + 1, _MOST_SKIPPED)
         return found
+
+    def _count(self, took: float, now: float) -> None:
+        """Count a spin, in seconds, that has ended now."""
+        if took <= _LOST:
+            self._spun += took
+            return
+        if self._spun < _WORTH * took:
+            self._sleeps_until = now + _PENALTY * took
+        self._spun = 0.0
 
     def _yield(self, done: Callable[[], T]) -> T | None:
         """Yield the processor a few times, until ``done()``; returns what it returned last."""

@@ -13,7 +13,7 @@ none of them has.
 A caller may defer ACKs to its next call (:meth:`QPMultiplexer.progress`), which may never come. So ACKs are deferred
 only while the helper checks at short intervals, which it does when callers have deferred any; it then sends those whose
 caller has not come back. The thread of the compiled core does this for the connections of the core. In the same way
-management datagrams wait only while the helper checks every 10 ms; it then sends those that have waited since the last
+management datagrams wait only while the helper checks every 20 ms; it then sends those that have waited since the last
 check.
 """
 
@@ -41,7 +41,7 @@ HELPER_THREAD = "rdmacm-progress"
 #: Seconds. The time that the application gets to handle what has arrived.
 _GRACE = 0.002
 #: Seconds. The interval between two checks while management datagrams may wait.
-_MAD_INTERVAL = 0.01
+_MAD_INTERVAL = 0.02
 #: Seconds. The longest interval between two checks while the application makes progress; the first is the grace period.
 _LONGEST_INTERVAL = 0.04
 
