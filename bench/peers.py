@@ -407,6 +407,7 @@ PEERS = (
     Peer(OURS, script("ours.py")),
     Peer("sockets", script("sockets.py")),
     Peer("asyncio", script("asyncio_streams.py")),
+    Peer("rsocket", script("rsockets.py")),
     Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
     Peer("fi-tcp", fi_pingpong("tcp", "msg", LIBFABRIC), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
     UCX_TCP,

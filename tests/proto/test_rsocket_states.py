@@ -44,5 +44,5 @@ def test_each_cell(state: State, trigger: Trigger) -> None:
 
 
 def test_messages_go_out_in_the_connected_states_only() -> None:
-    assert set(State) - set(_ENDED) == CONNECTED
-    assert SENDING | RECEIVING < CONNECTED
+    assert set(State) - set(_ENDED) == set(CONNECTED)
+    assert {*SENDING, *RECEIVING} < set(CONNECTED)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import mmap
 import os
+import pickle
 import selectors
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +24,7 @@ from rdmacm.proto.rsocket.states import State
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.rsocket.options import StreamOptions
 from rdmacm.testing import LOSE, Fabric
-from rdmacm.verbs import SendWR, WROpcode
+from rdmacm.verbs import QP, RecvWR, SendFlag, SendWR, WROpcode
 from support.rows import for_each
 
 
@@ -146,6 +150,79 @@ def test_the_connection_is_not_in_the_descriptor(stack: ExitStack) -> None:
         client.sendmsg([b"x"], [(1, 1, b"")])
 
 
+def test_texts_name_the_ends() -> None:
+    """Of each kind of socket, also of one that is being connected."""
+    with rsocket.create_server(("127.0.0.1", 0)) as listener, rsocket.socket() as client:
+        assert repr(client) == "<rsocket new>"
+        assert client.getsockname() == ("0.0.0.0", 0)
+        port = listener.getsockname()[1]
+        assert repr(listener) == f"<rsocket listening 127.0.0.1:{port} -> ->"
+        client.setblocking(False)
+        client.connect_ex(("127.0.0.1", port))
+        assert repr(client).startswith("<rsocket stream ")
+        assert len(client.getsockname()) == 2
+        listener.accept()[0].close()
+    assert repr(client) == repr(listener) == "<rsocket closed>"
+
+
+def test_what_cannot_be_an_argument(stack: ExitStack, tmp_path: Path) -> None:
+    client, _ = pair(stack)
+    (tmp_path / "text").write_text("text")
+    with (tmp_path / "text").open() as text, pytest.raises(ValueError, match="binary mode"):
+        client.sendfile(text)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="positive integer"):
+        client.sendfile(io.BytesIO(), count=0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        pickle.dumps(client)
+    with pytest.raises(OSError) as caught:
+        client.set_inheritable(True)
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+class _Recorder:
+    """A queue pair that keeps what is posted."""
+
+    def __init__(self, qp: QP) -> None:
+        self._qp = qp
+        self.posted: list[SendWR] = []
+
+    def post_send(self, requests: list[SendWR]) -> None:
+        self.posted += requests
+        self._qp.post_send(requests)
+
+    def post_recv(self, requests: list[RecvWR]) -> None:
+        self._qp.post_recv(requests)
+
+
+def test_few_requests_report_their_completion(stack: ExitStack) -> None:
+    client, server = pair(stack)
+    state = client._state
+    assert state is not None
+    assert state._qp is not None
+    recorder: Any = _Recorder(state._qp)
+    state._qp = recorder
+    for _ in range(160):
+        client.send(b"x")
+        assert server.recv(1) == b"x"
+    data = [wr for wr in recorder.posted if wr.sg]
+    assert len(data) == 160
+    assert sum(bool(wr.send_flags & SendFlag.SIGNALED) for wr in data) == 10
+    for _ in range(200):  # four times the ring: each part of it is used again
+        client.sendall(bytes(2600))
+        assert len(server.recv(2600, socket.MSG_WAITALL)) == 2600
+
+
+def test_close_waits_for_requests_that_report_nothing(stack: ExitStack) -> None:
+    """The peer has closed both halves and keeps its connection, so no message of ours completes after the data."""
+    client, server = pair(stack)
+    client.send(b"x")
+    server.shutdown(socket.SHUT_RDWR)
+    assert client.recv(1) == b""
+    client.close()
+    assert server.id is not None
+    assert server.id.qp is not None
+
+
 def test_a_forgotten_socket_warns_and_ends_its_connection(stack: ExitStack) -> None:
     with rsocket.create_server(("127.0.0.1", 0)) as listener:
         client = rsocket.create_connection(listener.getsockname())
@@ -231,10 +308,10 @@ def test_mapped_memory(stack: ExitStack) -> None:
 
 def _stranger(port: int, private_data: bytes) -> CmId:
     cmid = CmId()
-    cmid.resolve_addr(("127.0.0.1", port))
-    cmid.resolve_route()
-    cmid.create_qp()
     try:
+        cmid.resolve_addr(("127.0.0.1", port))
+        cmid.resolve_route()
+        cmid.create_qp()
         cmid.connect(ConnParam(private_data=private_data))
     except BaseException:
         cmid.destroy()

@@ -50,7 +50,7 @@ class Server:
         self.start(*argv, host=host)
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
-        found = re.fullmatch(r"rdmacm: listening on \S+:(\d+), (all devices|device \w+)", line.rstrip())
+        found = re.fullmatch(r"rdmacm: listening on \S+:(\d+), (all devices|device \w+|TCP)", line.rstrip())
         assert found is not None, line or self.process.communicate()
         self.port = int(found[1])
 

@@ -42,6 +42,16 @@ def test_each_way_to_wait(run: Run, test: str) -> None:
     assert done == {"name": "custom", "size": 4000, "transfers": 5, "iterations": 3, "bytes": 120_000}
 
 
+def test_the_server_forks_for_its_client(run: Run) -> None:
+    """With TCP, as a connection over RDMA does not survive fork(2); rstream's -T f has TCP, too."""
+    with Server("rstream", "-b", "127.0.0.1", "-p", "0", *CUSTOM, "-T", "v", "-T", "f") as server:
+        client = run("rstream", f"127.0.0.1:{server.port}", *CUSTOM, "-T", "v", "-T", "s")
+        served = server.end()
+    assert (client.status, served.status) == (0, 0)
+    assert "custom" in client.out
+    assert "custom" in served.out
+
+
 def test_data_that_differ_are_an_error(run: Run) -> None:
     """The server checks, and the client sends zeros."""
     with Server("rstream", "-b", "127.0.0.1", "-p", "0", *CUSTOM, "-T", "v") as server:

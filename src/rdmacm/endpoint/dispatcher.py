@@ -168,7 +168,7 @@ class Dispatcher:
         return False
 
     def _deliver_event(self) -> None:
-        if self.channel.closed:
+        if self.channel.closed or self.channel._is_inherited:
             return
         try:
             event = self.channel.get_event(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket as _socket
 from collections.abc import Callable
+from operator import index
 from typing import TypeVar
 
 from rdmacm.cmid import CmId
@@ -17,7 +18,14 @@ from rdmacm.rsocket.stream import StreamState
 
 T = TypeVar("T")
 
-DONTWAIT: int = getattr(_socket, "MSG_DONTWAIT", 0)
+#: A plain number, as the flags of :mod:`socket` are slow to combine.
+DONTWAIT = int(getattr(_socket, "MSG_DONTWAIT", 0))
+
+
+def check_int(value: int) -> None:
+    """OverflowError: it is no int of C; TypeError: it is no integer."""
+    if not -(1 << 31) <= index(value) < 1 << 31:
+        raise OverflowError("Python int too large to convert to C int")
 
 
 class SocketBase:
@@ -85,12 +93,13 @@ class SocketBase:
     def _check_open(self, step: str) -> None:
         if self._is_closed:
             raise cm_error(errno.EBADF, "the socket is closed", step)
+        if self._dispatcher is not None:
+            self._dispatcher.check_fork()
 
     def _wait(self, ready: Callable[[], T | None], flags: int, step: str, until: float | None = None) -> T:
         """The first true value of ``ready()``, within the timeout, or before ``until`` on the provider's clock."""
         dispatcher = self._dispatcher
         assert dispatcher is not None
-        dispatcher.check_fork()
         timeout = 0.0 if flags & DONTWAIT else self._timeout
         clock = dispatcher.clock
         if until is None and timeout is not None:

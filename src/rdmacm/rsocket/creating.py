@@ -12,7 +12,8 @@ from rdmacm.provider import Provider
 from rdmacm.rsocket.sockets import socket
 from rdmacm.rsocket.stream import faults
 
-_DEFAULT: Final[Any] = object()
+#: What http.client and others pass if they were given no timeout.
+_DEFAULT: Final[Any] = getattr(_socket, "_GLOBAL_DEFAULT_TIMEOUT", None) or object()
 
 
 def create_connection(
@@ -20,15 +21,17 @@ def create_connection(
     timeout: float | None = _DEFAULT,
     source_address: SockAddr | None = None,
     *,
+    all_errors: bool = False,
     provider: str | Provider | None = None,
 ) -> socket:
     """Connect to the first address of a host that answers, and return the socket, with ``timeout`` as its timeout.
 
     ``timeout`` is in seconds, for each address; without it :func:`socket.getdefaulttimeout` counts. ``source_address``:
-    the address to bind to. If no address answers, the last error is raised.
+    the address to bind to. If no address answers, the last error is raised; with ``all_errors`` all of them, in an
+    ExceptionGroup.
     """
     host, port = address
-    last: OSError | None = None
+    errors: list[OSError] = []
     for family, _, _, _, found in _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM):
         if family not in (_socket.AF_INET, _socket.AF_INET6):
             continue
@@ -40,14 +43,18 @@ def create_connection(
                 new.bind(source_address)
             new.connect((str(found[0]), *found[1:]))
         except OSError as error:
-            last = error
+            errors.append(error)
             new.close()
         except BaseException:
             new.close()
             raise
         else:
             return new
-    raise last or cm_error(errno.ENOENT, "the host has no address", "create_connection", f"{host}:{port}")
+    if not errors:
+        raise cm_error(errno.ENOENT, "the host has no address", "create_connection", f"{host}:{port}")
+    if all_errors:
+        raise ExceptionGroup("create_connection failed", errors)
+    raise errors[-1]
 
 
 def create_server(
@@ -55,10 +62,16 @@ def create_server(
     *,
     family: int = _socket.AF_INET,
     backlog: int = 128,
+    reuse_port: bool = False,
     dualstack_ipv6: bool = False,
     provider: str | Provider | None = None,
 ) -> socket:
-    """A socket that is bound to an address and listens. ``dualstack_ipv6``: an IPv6 socket that takes IPv4 as well."""
+    """A socket that is bound to an address and listens. ``dualstack_ipv6``: an IPv6 socket that takes IPv4 as well.
+
+    ``reuse_port``: ValueError, as where the system does not have SO_REUSEPORT.
+    """
+    if reuse_port:
+        raise ValueError("SO_REUSEPORT not supported on this platform")
     if dualstack_ipv6 and family != _socket.AF_INET6:
         raise ValueError("dualstack_ipv6 requires AF_INET6 family")
     new = socket(family, provider=provider)

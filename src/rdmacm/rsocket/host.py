@@ -32,13 +32,15 @@ class HostDispatcher(Dispatcher):
     def get(cls, provider: Provider) -> HostDispatcher:
         """The dispatcher of a provider, which the caller must release."""
         found = cls._all.get(id(provider))
-        if found is None:
-            return cls(provider)
-        found.retain()
-        return found
+        return found if found is not None and found.drive_once(found._is_retained) else cls(provider)
+
+    def _is_retained(self) -> bool:
+        """Retain it, unless another thread has released it as its last user, and is about to close it."""
+        return self._users > 0 and self._count(1) > 0
 
     def _forget(self) -> None:
-        self._all.pop(id(self.provider), None)
+        if self._all.get(id(self.provider)) is self:
+            del self._all[id(self.provider)]
         self.channel.close()
 
     def _ready(self) -> None:
@@ -46,7 +48,7 @@ class HostDispatcher(Dispatcher):
 
     def dispatch(self, limit: int = -1) -> bool:
         """As :meth:`Dispatcher.dispatch`; inside another call nothing, because that one dispatches at its end."""
-        if self._held:
+        if self._held or not (self._pending_events or self._scheduled):
             return False
         self._held += 1
         try:
@@ -64,9 +66,12 @@ class HostDispatcher(Dispatcher):
         def done() -> T:
             # What ready() posts may complete at once, and make it true.
             while True:
-                self.dispatch()
+                if self._pending_events or self._scheduled:
+                    self.dispatch()
                 found = self._hold(ready)
-                if found or not (self._pending_events or self._scheduled):
+                if not (self._pending_events or self._scheduled):
+                    return found
+                if found:
                     self.dispatch()
                     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import select as _select
 import selectors
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import Protocol, TypeAlias
 
@@ -144,32 +144,12 @@ def select(
     )
 
 
-class Selector(selectors.BaseSelector):
+class Selector(selectors._BaseSelectorImpl):
     """A selector of the module :mod:`selectors` for rsockets, ordinary sockets and descriptors."""
-
-    def __init__(self) -> None:
-        self._keys: dict[int, selectors.SelectorKey] = {}
-
-    def register(self, fileobj: FileLike, events: int, data: object = None) -> selectors.SelectorKey:
-        """Wait for an object, with EVENT_READ, EVENT_WRITE, or both. KeyError: it is registered already."""
-        number = _number(fileobj)
-        if not events or events & ~(selectors.EVENT_READ | selectors.EVENT_WRITE):
-            raise ValueError(f"Invalid events: {events!r}")
-        if number in self._keys:
-            raise KeyError(f"{fileobj!r} (FD {number}) is already registered")
-        key = self._keys[number] = selectors.SelectorKey(fileobj, number, events, data)
-        return key
-
-    def unregister(self, fileobj: FileLike) -> selectors.SelectorKey:
-        """Wait for it no more. KeyError: it is not registered."""
-        for number, key in self._keys.items():
-            if key.fileobj is fileobj or number == fileobj:
-                return self._keys.pop(number)
-        raise KeyError(f"{fileobj!r} is not registered")
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """The keys of ready objects, each with what it is ready for; ``timeout`` in seconds, None for ever."""
-        keys = {id(key.fileobj): key for key in self._keys.values()}
+        keys = {id(key.fileobj): key for key in self.get_map().values()}
         bits = {selectors.EVENT_READ: _select.POLLIN, selectors.EVENT_WRITE: _select.POLLOUT}
         entries = [
             (key.fileobj, sum(bit for event, bit in bits.items() if key.events & event)) for key in keys.values()
@@ -182,18 +162,3 @@ class Selector(selectors.BaseSelector):
             if ready & key.events:
                 found.append((key, ready & key.events))
         return found
-
-    def get_map(self) -> Mapping[FileLike, selectors.SelectorKey]:
-        """The keys, by object."""
-        return {key.fileobj: key for key in self._keys.values()}
-
-    def close(self) -> None:
-        """Forget all objects."""
-        self._keys.clear()
-
-
-def _number(fileobj: FileLike) -> int:
-    number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-    if number < 0:
-        raise ValueError(f"Invalid file descriptor: {number}")
-    return int(number)

@@ -22,6 +22,7 @@ from rdmacm.interrupts.protection import finalize
 from rdmacm.progress.wake import Wake
 from rdmacm.proto.rsocket.states import State, Trigger
 from rdmacm.provider import Provider, get_provider
+from rdmacm.rsocket.base import check_int
 from rdmacm.rsocket.host import HostDispatcher
 from rdmacm.rsocket.listening import StreamListener
 from rdmacm.rsocket.options import get_option, set_option
@@ -92,9 +93,9 @@ class socket(Transfer):
         self._wake: Wake | None = None
         #: Calls :meth:`_signal`. Weakly: what the provider keeps, it keeps without the socket.
         self._waker = _weak_waker(self)
-        #: Files of makefile() that are open, and whether close() was called meanwhile.
+        #: Files of makefile() that are open, and whether close() was called: named as those of Python's sockets.
         self._io_refs = 0
-        self._is_closing = False
+        self._closed = False
 
     # -- addresses ------------------------------------------------------------------------------------
 
@@ -107,6 +108,8 @@ class socket(Transfer):
             raise TypeError(f"{step}(): the port is an integer, not {port!r}")
         if not 0 <= port <= 0xFFFF:
             raise OverflowError(f"{step}(): port must be 0-65535.")
+        if len(address) > 2 and not 0 <= address[2] <= 0xFFFFF:
+            raise OverflowError(f"{step}(): flowinfo must be 0-1048575.")
         try:
             found = parse_address((host, port, *address[2:]))
         except ValueError:
@@ -156,14 +159,14 @@ class socket(Transfer):
     def getsockname(self) -> Any:
         """The local address; the wildcard and port 0 before it is known."""
         self._check_open("getsockname")
-        found = self.id.local_addr if self.id is not None else None
+        found = self.id.route.src_addr if self.id is not None else None
         return InetAddr.any(self._family).sockaddr if found is None else found
 
     def getpeername(self) -> Any:
         """The peer's address. ENOTCONN: the socket is not connected."""
         self._check_open("getpeername")
         state = self._state
-        if state is None or not state.is_established or state.cmid.peer_addr is None:
+        if state is None or not state.is_established:
             raise cm_error(errno.ENOTCONN, "the socket is not connected", "getpeername")
         return state.cmid.peer_addr
 
@@ -171,6 +174,7 @@ class socket(Transfer):
 
     def listen(self, backlog: int = 128) -> None:
         """Accept connections; up to ``backlog`` wait for :meth:`accept`. An unbound socket gets a free port."""
+        check_int(backlog)
         self._check_open("listen")
         if self._state is not None:
             raise cm_error(errno.EINVAL, "the socket is connected", "listen")
@@ -384,6 +388,11 @@ class socket(Transfer):
         """False: a program that is executed does not get the connection."""
         return False
 
+    def set_inheritable(self, inheritable: bool) -> None:
+        """EOPNOTSUPP for True, as :meth:`dup`."""
+        if inheritable:
+            raise cm_error(errno.EOPNOTSUPP, "the connection is not in a descriptor", "set_inheritable")
+
     def makefile(
         self,
         mode: str = "r",
@@ -402,13 +411,14 @@ class socket(Transfer):
     def _decref_socketios(self) -> None:
         """A file of :meth:`makefile` is closed; the standard library calls this."""
         self._io_refs = max(self._io_refs - 1, 0)
-        if self._is_closing:
+        if self._closed:
             self.close()
 
     # -- the end --------------------------------------------------------------------------------------
 
     def shutdown(self, how: int) -> None:
         """Close the sending half, the receiving half, or both. ENOTCONN: the socket is not connected."""
+        check_int(how)
         trigger = _HOW.get(how)
         if trigger is None:
             raise cm_error(errno.EINVAL, f"how is {how!r}", "shutdown", hint="SHUT_RD, SHUT_WR or SHUT_RDWR")
@@ -425,7 +435,7 @@ class socket(Transfer):
         It waits until the peer's device has acknowledged everything: with SO_LINGER only so many seconds, and otherwise
         until the device gives up. Closing twice is allowed.
         """
-        self._is_closing = True
+        self._closed = True
         if self._io_refs or self._is_closed:
             return
         self._is_closed = True
@@ -458,13 +468,16 @@ class socket(Transfer):
             dispatcher.release()
 
     def _abort(self) -> None:
+        self._is_closed = True
         with contextlib.suppress(Exception):
             self._release()
 
     def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         if not getattr(self, "_is_closed", True):
-            self._is_closed = True
             finalize(self, self._abort, unclosed="unclosed rsocket")
+
+    def __getstate__(self) -> object:
+        raise TypeError(f"cannot pickle {type(self).__name__!r} object")
 
     def __enter__(self) -> Self:
         return self
@@ -477,8 +490,8 @@ class socket(Transfer):
     def __repr__(self) -> str:
         if self._is_closed:
             return "<rsocket closed>"
-        cmid = self.id
-        ends = "" if cmid is None else f" {format_address(cmid.local_addr)} -> {format_address(cmid.peer_addr)}"
+        route = None if self.id is None else self.id.route
+        ends = "" if route is None else f" {format_address(route.src_addr)} -> {format_address(route.dst_addr)}"
         kind = "listening" if self._listener is not None else "new" if self._state is None else "stream"
         return f"<rsocket {kind}{ends}>"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections import Counter
+from collections import Counter, deque
 from mmap import mmap
 
 from rdmacm.address import SockAddr
@@ -47,6 +47,12 @@ _POLL_BATCH = 64
 _MESSAGE_LENGTH = 4
 #: What each entry that is sent inline needs at least.
 _MIN_INLINE = MAPPING_LENGTH
+_INLINE = SendFlag.INLINE
+_SIGNALED = SendFlag.SIGNALED
+_SIGNALED_INLINE = SendFlag.SIGNALED | SendFlag.INLINE
+_UNSIGNALED = SendFlag(0)
+#: Requests of which one reports its completion, at most.
+_SIGNAL_INTERVAL = 16
 #: Timeout of resolve_addr and of resolve_route, in milliseconds.
 _RESOLVE_TIMEOUT_MS = 2000
 #: IBV_EVENT_COMM_EST, for rdma_notify(3).
@@ -153,6 +159,11 @@ class StreamState(Observable):
         self._qp: QP | None = None
         self._memory: _Memory | None = None
         self._has_immediates = True
+        #: Requests since the last one that reports its completion, and the bytes of the ring that they have. A
+        #: completion stands for all requests before it: how many, for each that is to come.
+        self._unsignaled = self._unsignaled_bytes = 0
+        self._covered: deque[int] = deque()
+        self._signal_interval = _SIGNAL_INTERVAL
         #: Memory that the peer may write by its offset, by index: the offset and the region.
         self._mapped: dict[int, tuple[int, MR]] = {}
         #: When bytes or a message of the peer were last seen, in seconds of the dispatcher's clock.
@@ -193,7 +204,8 @@ class StreamState(Observable):
         self._pd = PD(context)
         inline = min(max(options.inline, _MIN_INLINE), max(device.attr.max_inline_data, _MIN_INLINE))
         cap = QPCap(options.send_queue, options.receive_queue, 2, 1, inline)
-        attr = QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True)
+        attr = QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap)
+        self._signal_interval = min(_SIGNAL_INTERVAL, options.send_queue // 4)
         self._qp = self.cmid.create_qp(attr, self._pd)
         self._memory = _Memory(self._pd, options, has_immediates=self._has_immediates)
         self._qp.post_recv([self._memory.receive(number) for number in range(options.receive_queue)])
@@ -311,7 +323,7 @@ class StreamState(Observable):
             self.end(f"the connection failed: {status_text(wc.status)}")
             return False
         if not is_receive:
-            engine.completed()
+            engine.completed(self._covered.popleft())
             return False
         self.last_heard = self.dispatcher.clock()
         if not self._has_immediates:
@@ -333,8 +345,12 @@ class StreamState(Observable):
         engine = self.engine
         if engine is None or not self.is_established:
             return
+        if self._unsignaled and engine.state not in SENDING:
+            engine.probe()  # nothing else would tell that everything has arrived
         if engine.work:
             requests = [self._request() for _ in range(len(engine.work))]
+            if self._unsignaled and engine.needs_completion:
+                self._signal(requests[-1])
             if self._qp is not None and not self.is_gone:
                 try:
                     self._qp.post_send(requests)
@@ -350,15 +366,34 @@ class StreamState(Observable):
         assert self.engine is not None and self._memory is not None
         work = self.engine.work.popleft()
         if work.is_send:
-            return SendWR(_SEND_WR_ID, WROpcode.SEND, [work.inline], SendFlag.SIGNALED | SendFlag.INLINE)
-        wr = SendWR(_SEND_WR_ID, WROpcode.RDMA_WRITE, remote_addr=work.remote_addr, rkey=work.key)
-        if work.imm is not None:
-            wr.opcode, wr.imm_data = WROpcode.RDMA_WRITE_WITH_IMM, work.imm
-        if work.inline:
-            wr.sg, wr.send_flags = [work.inline], SendFlag.SIGNALED | SendFlag.INLINE
+            wr = SendWR(_SEND_WR_ID, WROpcode.SEND, [work.inline], _INLINE)
         else:
-            wr.sg = [self._memory.piece(offset, length) for offset, length in work.local]
+            wr = SendWR(_SEND_WR_ID, WROpcode.RDMA_WRITE, remote_addr=work.remote_addr, rkey=work.key)
+            if work.imm is not None:
+                wr.opcode, wr.imm_data = WROpcode.RDMA_WRITE_WITH_IMM, work.imm
+            if work.inline:
+                wr.sg, wr.send_flags = [work.inline], _INLINE
+            else:
+                wr.sg, wr.send_flags = (
+                    [self._memory.piece(offset, length) for offset, length in work.local],
+                    _UNSIGNALED,
+                )
+        self._unsignaled += 1
+        for _, length in work.local:
+            self._unsignaled_bytes += length
+        if (
+            not work.local
+            or self._unsignaled >= self._signal_interval
+            or self._unsignaled_bytes >= len(self._memory.sending) // 4
+        ):
+            self._signal(wr)
         return wr
+
+    def _signal(self, wr: SendWR) -> None:
+        """Have the last request of those so far report its completion."""
+        wr.send_flags = _SIGNALED_INLINE if wr.send_flags is _INLINE else _SIGNALED
+        self._covered.append(self._unsignaled)
+        self._unsignaled = self._unsignaled_bytes = 0
 
     def _drain(self) -> None:
         while self.poll():
@@ -434,7 +469,10 @@ class StreamState(Observable):
         """Find out whether the peer is alive: the request fails if it is not."""
         self.last_heard = self.dispatcher.clock()
         if self.engine is not None:
-            self.engine.keepalive()
+            if self._unsignaled:
+                self.engine.probe()
+            else:
+                self.engine.keepalive()
             self.flush()
 
     def shut(self, trigger: Trigger) -> None:

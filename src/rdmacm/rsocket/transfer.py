@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from rdmacm.errors import CmDisconnectedError, cm_error
-from rdmacm.proto.rsocket.engine import StreamEngine
+from rdmacm.proto.rsocket.engine import MAX_MESSAGE, StreamEngine
 from rdmacm.proto.rsocket.states import SENDING, State
-from rdmacm.rsocket.base import DONTWAIT, SocketBase
+from rdmacm.rsocket.base import DONTWAIT, SocketBase, check_int
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import AccessFlag
 
-_WAITALL = getattr(_socket, "MSG_WAITALL", 0)
-_NOSIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
-_PEEK = _socket.MSG_PEEK
+_WAITALL = int(getattr(_socket, "MSG_WAITALL", 0))
+_NOSIGNAL = int(getattr(_socket, "MSG_NOSIGNAL", 0))
+_PEEK = int(_socket.MSG_PEEK)
+_SEND_FLAGS = DONTWAIT | _NOSIGNAL
+_RECEIVE_FLAGS = _SEND_FLAGS | _WAITALL | _PEEK
 
 
 class Transfer(SocketBase):
@@ -27,7 +29,7 @@ class Transfer(SocketBase):
 
     def _receive(self, take: Callable[[StreamEngine, bool], int], flags: int, step: str) -> int:
         """Wait until there are bytes, and return what ``take(engine, peek)`` returns; 0 at the end of the stream."""
-        if flags & ~(DONTWAIT | _WAITALL | _NOSIGNAL | _PEEK):
+        if flags & ~_RECEIVE_FLAGS:
             raise cm_error(errno.EOPNOTSUPP, f"flags {flags:#x}", step, hint="MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL")
         state = self._stream(step)
 
@@ -131,9 +133,11 @@ class Transfer(SocketBase):
 
     def _send(self, views: list[memoryview], flags: int, step: str, until: float | None = None) -> int:
         """Send as much as fits, and at least a byte; return how many bytes that is."""
-        if flags & ~(DONTWAIT | _NOSIGNAL):
+        if flags & ~_SEND_FLAGS:
             raise cm_error(errno.EOPNOTSUPP, f"flags {flags:#x}", step, hint="MSG_DONTWAIT or MSG_NOSIGNAL")
         state = self._stream(step)
+        # As one message where that is possible: the peer sees the pieces together.
+        given = [memoryview(b"".join(views))] if len(views) > 1 and sum(map(len, views)) <= MAX_MESSAGE else views
 
         def ready() -> tuple[int] | None:
             engine = state.engine
@@ -141,16 +145,18 @@ class Transfer(SocketBase):
                 raise state.error
             if engine is None or not state.is_established:
                 return None
+            if not any(map(len, given)):
+                return (0,)  # as TCP, also after the peer has closed
             self._check_sending(engine, step)
             done = 0
-            for view in views:
+            for view in given:
                 sent = engine.write(view)
                 done += sent
                 if sent < len(view):
                     break
             if done:
                 state.flush()
-            return (done,) if done or not any(map(len, views)) else None
+            return (done,) if done else None
 
         return self._wait(ready, flags, step, until)[0]
 
@@ -192,14 +198,20 @@ class Transfer(SocketBase):
         self, buffers: Iterable[Buffer], ancdata: Iterable[Any] = (), flags: int = 0, address: Any = None
     ) -> int:
         """Send one buffer after the other; return how many bytes were sent. EOPNOTSUPP: ancillary data."""
-        if list(ancdata):
+        if _check_ancillary(ancdata):
             raise cm_error(errno.EOPNOTSUPP, "an rsocket has no ancillary data", "sendmsg")
         if address is not None:
+            if not isinstance(address, tuple):
+                raise TypeError(f"sendmsg(): a socket address is a tuple (host, port), not {address!r}")
             raise cm_error(errno.EISCONN, "a stream has one peer", "sendmsg")
         return self._send([byte_view(buffer) for buffer in buffers], flags, "sendmsg")
 
     def sendfile(self, file: IO[bytes], offset: int = 0, count: int | None = None) -> int:
         """Send a file from ``offset`` on, up to ``count`` bytes or its end; return how many bytes were sent."""
+        if "b" not in getattr(file, "mode", "b"):
+            raise ValueError("file should be opened in binary mode")
+        if count is not None and not isinstance(count, int):
+            raise TypeError(f"count must be a positive integer (got {count!r})")
         if count is not None and count <= 0:
             raise ValueError(f"count must be a positive integer (got {count!r})")
         if self._timeout == 0:
@@ -207,12 +219,16 @@ class Transfer(SocketBase):
         if offset:
             file.seek(offset)
         sent = 0
-        while count is None or sent < count:
-            data = file.read(1 << 16 if count is None else min(1 << 16, count - sent))
-            if not data:
-                break
-            self.sendall(data)
-            sent += len(data)
+        try:
+            while count is None or sent < count:
+                data = file.read(1 << 16 if count is None else min(1 << 16, count - sent))
+                if not data:
+                    break
+                self.sendall(data)
+                sent += len(data)
+        finally:
+            if sent and hasattr(file, "seek"):
+                file.seek(offset + sent)  # after an error: behind what is known to be sent
         return sent
 
     # -- I/O mappings ---------------------------------------------------------------------------------
@@ -263,6 +279,19 @@ class Transfer(SocketBase):
         while is_patient and done < len(view) and state.engine is not None and state.engine.mapping_at(offset + done):
             done += self.riowrite(view[done:], offset + done, flags)
         return done
+
+
+def _check_ancillary(items: Iterable[Any]) -> int:
+    """How many items of ancillary data these are. TypeError: one is none."""
+    found = list(items)
+    for item in found:
+        if not isinstance(item, tuple) or len(item) != 3:
+            raise TypeError("sendmsg(): an item of ancillary data is a tuple (level, type, data)")
+        level, kind, data = item
+        check_int(level)
+        check_int(kind)
+        byte_view(data)
+    return len(found)
 
 
 def _after(views: list[memoryview], size: int) -> list[memoryview]:

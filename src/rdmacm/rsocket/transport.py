@@ -30,6 +30,9 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 class StreamTransport(asyncio.Transport):
     """The transport of an established stream; it owns the stream from here on."""
 
+    #: asyncio's loops look for it: TLS may be put above (``StreamWriter.start_tls``).
+    _start_tls_compatible = True
+
     def __init__(self, loop: asyncio.AbstractEventLoop, state: StreamState, protocol: asyncio.BaseProtocol) -> None:
         cmid = state.cmid
         super().__init__({"peername": cmid.peer_addr, "sockname": cmid.local_addr, "cmid": cmid})
@@ -81,9 +84,12 @@ class StreamTransport(asyncio.Transport):
     def _read(self) -> None:
         data, is_last = self._dispatcher.drive_once(self._take)
         protocol = self._protocol
-        assert isinstance(protocol, asyncio.Protocol)
+        assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
         if data:
-            protocol.data_received(data)
+            if isinstance(protocol, asyncio.BufferedProtocol):
+                _fill(protocol, memoryview(data))
+            else:
+                protocol.data_received(data)
             self._changed()  # there may be more
         elif is_last:
             self._has_read_eof = True
@@ -205,6 +211,17 @@ class StreamTransport(asyncio.Transport):
         if not getattr(self, "_has_ended", True):
             self._has_ended = True
             finalize(self, self._state.release, unclosed="unclosed rsocket transport")
+
+
+def _fill(protocol: asyncio.BufferedProtocol, data: memoryview) -> None:
+    while data:
+        buffer = memoryview(protocol.get_buffer(len(data))).cast("B")
+        if not buffer:
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
 
 
 def open_streams(state: StreamState, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Self, TypeAlias
 
 from rdmacm import rsocket
+from rdmacm.address import format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace
 from rdmacm.errors import CmDisconnectedError, cm_error
@@ -254,7 +255,7 @@ class StreamTests:
         if isinstance(made, rsocket.socket) and made.id is not None:
             announce(made.id)
         else:
-            write_error(f"listening on {made.getsockname()}, TCP")
+            write_error(f"listening on {format_address(made.getsockname())}, TCP")
         return made
 
     def _connect(self) -> Socket:

@@ -179,6 +179,11 @@ class StreamEngine:
         """Whether everything that was sent has arrived."""
         return not self._outstanding and self._waiting is None
 
+    @property
+    def needs_completion(self) -> bool:
+        """Whether nothing is sent before a request completes: the caller has the last one report that."""
+        return not self._can_send()
+
     def _can_send(self) -> bool:
         free = len(self._sending) - self._put + self._freed
         return (
@@ -403,6 +408,11 @@ class StreamEngine:
     def keepalive(self) -> None:
         """Have the peer's device acknowledge an empty WRITE, unless something is outstanding whose failure tells."""
         if self.state in CONNECTED and self.is_idle:
+            self.probe()
+
+    def probe(self) -> None:
+        """Send an empty WRITE, which completes after all that were sent, if an entry of the send queue is free."""
+        if self._control_slots:
             self._post(Work(), _Sent(is_control=True))
 
     def _break(self, fault: Fault) -> None:

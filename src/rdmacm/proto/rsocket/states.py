@@ -74,9 +74,10 @@ TRANSITIONS: dict[tuple[State, Trigger], tuple[State, Control | None]] = {
     (_S.CLOSING, _T.LOST): (_S.FAILED, None),
 }
 
+# Tuples, as the hash of a member of an Enum is computed in Python.
 #: The states in which the application may send.
-SENDING = frozenset((State.OPEN, State.SEND_ONLY))
+SENDING = (State.OPEN, State.SEND_ONLY)
 #: The states in which more bytes may arrive for the application.
-RECEIVING = frozenset((State.OPEN, State.RECEIVE_ONLY))
+RECEIVING = (State.OPEN, State.RECEIVE_ONLY)
 #: The states in which messages go to the peer.
-CONNECTED = frozenset((State.OPEN, State.SEND_ONLY, State.RECEIVE_ONLY, State.CLOSING))
+CONNECTED = (State.OPEN, State.SEND_ONLY, State.RECEIVE_ONLY, State.CLOSING)
