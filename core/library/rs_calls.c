@@ -110,7 +110,7 @@ EXPORT int raccept(int fd, struct sockaddr *address, socklen_t *length) {
             accepted = rs_accept(rs, &code);
     }
     rs_leave(rs);
-    if (code)
+    if (!accepted)
         return fail(code);
     if (address && length)
         copy_name(&accepted->id->route.addr.dst_storage, address, length);
