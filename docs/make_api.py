@@ -20,7 +20,7 @@ ABOUT_THE_LIST = re.compile(r"This page lists the public names.*?(?: describes o
 #: The modules of rdmacm.cma, each a header of C or a part of one.
 PARTS = ("calls", "verbs", "ibverbs", "extended", "refused", "structures", "constants")
 #: What classes inherit from these is Python's, and not listed.
-PYTHONS = "object, int, str, tuple, IntEnum, IntFlag, OSError, Protocol, NamedTuple"
+PYTHONS = "_BaseSelectorImpl, object, int, str, tuple, IntEnum, IntFlag, OSError, Protocol, NamedTuple"
 ABOUT = """\
 The public modules, from their docstrings:
 

@@ -158,13 +158,11 @@ class Terminal:
     def shows(self, pattern: re.Pattern[str], since: int = 0, patience: float = PATIENCE) -> bool:
         """Wait until the output matches; False if it does not in ``patience`` seconds.
 
-        On a slow machine the tools say that they wait, where the page does not show it. A server may have begun a line.
+        On a slow machine the tools say that they wait, where the page does not show it.
         """
 
         def matches(text: str) -> bool:
             output = without_marks(text[since:])
-            if output[-1:] not in ("", "\n"):
-                output += "\n"
             return any(pattern.fullmatch(each) for each in (output, without_waiting(output)))
 
         return self._talker.wait_until(matches, patience)

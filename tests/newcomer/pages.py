@@ -134,9 +134,11 @@ def output_pattern(shown: str) -> re.Pattern[str]:
     """Matches the outputs that the text of a page stands for.
 
     What differs from run to run (:data:`VARYING`) may have another value, a line ``...`` stands for any lines, ``...``
-    at the end of a line for its rest, and the number of spaces between words does not matter.
+    at the end of a line for its rest, and the number of spaces between words does not matter. After a last line ``...``
+    another one may have begun.
     """
-    return re.compile("".join(_line_pattern(line) for line in shown.splitlines()))
+    lines = shown.splitlines()
+    return re.compile("".join(map(_line_pattern, lines)) + (".*" if lines[-1:] == ["..."] else ""))
 
 
 def _line_pattern(line: str) -> str:

@@ -290,7 +290,7 @@ class Reader:
         assert command.shown is not None
         # It runs when it has printed the first line that it prints by itself.
         first = command.shown.splitlines(keepends=True)[0]
-        start = re.compile(output_pattern(first).pattern + r"(?:.*\n)*")
+        start = re.compile(output_pattern(first).pattern + r"(?:.*\n)*.*")
         assert terminal.shows(start), f"line {command.line}: {terminal.output()}"
         if isinstance(how, Fabric):
             self.entered.append(terminal.output().splitlines()[0])

@@ -1,9 +1,6 @@
 /* What docs/run.md lists as not there fails, with EOPNOTSUPP. */
 #include "pair.h"
 
-#include <rdma/rsocket.h>
-#include <sys/socket.h>
-
 #define IS_MISSING(call)                                                                                               \
     do {                                                                                                               \
         errno = 0;                                                                                                     \
@@ -13,8 +10,6 @@
 int main(void) {
     struct ibv_context *context = open_first();
     struct pair pair = create_pair(context);
-
-    IS_MISSING(rsocket(AF_INET, SOCK_STREAM, 0) == -1);
 
     struct ibv_qp_init_attr raw = {.send_cq = pair.cq, .recv_cq = pair.cq, .qp_type = IBV_QPT_RAW_PACKET};
     IS_MISSING(!ibv_create_qp(pair.pd, &raw));
