@@ -108,7 +108,6 @@ INSTEAD: dict[str, dict[str, Any]] = {
 }
 
 _DESCRIPTOR = "the connection is not in a descriptor"
-_DATAGRAMS = "is about datagrams"
 _INTERNAL = "is about a name that is internal to the module socket"
 
 #: Tests that are left out, by name, with the reason. docs/rsocket.md has what it means for programs.
@@ -126,14 +125,12 @@ LEFT_OUT = {
     "test_set_inheritable": _DESCRIPTOR,
     "test_set_inheritable_cloexec": _DESCRIPTOR,
     "test_setblocking_invalidfd": _DESCRIPTOR,
-    # Other sockets.
-    "testInterruptedSendtoTimeout": _DATAGRAMS,
-    "test_errors": _DATAGRAMS,
     "testDefaults": "is about the family of Unix's socketpair()",
     # The insides of Python's module.
     "testNonRegularFile": _INTERNAL,
     "test_create_connection_timeout": _INTERNAL,
     # Differences.
+    "testInterruptedSendtoTimeout": "a stream has one peer, and refuses an address (EISCONN); TCP's ignores it",
     "test_select_read_write": "what was sent arrives later; within a host, TCP's is there when send() returns",
     "testOutsideTimeout": "sending to a peer that has closed fails at once; TCP's first send() succeeds",
 }

@@ -23,6 +23,19 @@ class Option(NamedTuple):
     refused: tuple[str, ...] = ()
 
 
+#: What rstream and riostream share.
+OF_STREAMS = [
+    Option("s", True),
+    Option("b", True),
+    Option("f", True, "name", ("name", "ip", "ipv6"), ("ib", "gid")),
+    Option("B", True, 1 << 19, ("1", "2147483647"), ("2147483648",)),
+    Option("i", True, 64, ("0", "2147483647"), ("-1",)),
+    Option("I", True, None, ("0", "2147483647"), ("2147483648",)),
+    Option("C", True, None, ("0", "2147483647"), ("2147483648",)),
+    Option("S", True, None, ("all", "1000")),
+    Option("p", True, 7471, ("0", "65535"), ("65536",)),
+    Option("T", True, []),
+]
 #: C's getopt strings: "a:I:Pp:C:S:t:scvVdq" (-t is refused), "s:b:f:P:c:C:S:t:p:a:m",
 #: "s:b:c:C:S:t:p:P:f:", "m:M:sb:c:C:S:p:ol", "s:b:c:p:r:t:", "s:b:f:B:i:I:C:S:p:k:T:" and "p:".
 TOOLS = {
@@ -84,31 +97,8 @@ TOOLS = {
         Option("r", True, 2, ("0", "1000"), ("1001",)),
         Option("t", True, 2000, ("1", "2147483647"), ("0", "2147483648")),
     ],
-    "rstream": [
-        Option("s", True),
-        Option("b", True),
-        Option("f", True, "name", ("name", "ip", "ipv6"), ("ib", "gid")),
-        Option("B", True, 1 << 19, ("1", "2147483647"), ("2147483648",)),
-        Option("i", True, 64, ("0", "2147483647"), ("-1",)),
-        Option("I", True, None, ("0", "2147483647"), ("2147483648",)),
-        Option("C", True, None, ("0", "2147483647"), ("2147483648",)),
-        Option("S", True, None, ("all", "1000")),
-        Option("p", True, 7471, ("0", "65535"), ("65536",)),
-        Option("k", True, None, ("0", "30"), ("x",)),
-        Option("T", True, []),
-    ],
-    "riostream": [
-        Option("s", True),
-        Option("b", True),
-        Option("f", True, "name", ("name", "ip", "ipv6"), ("ib", "gid")),
-        Option("B", True, 1 << 19, ("1", "2147483647"), ("2147483648",)),
-        Option("i", True, 64, ("0", "2147483647"), ("-1",)),
-        Option("I", True, None, ("0", "2147483647"), ("2147483648",)),
-        Option("C", True, None, ("0", "2147483647"), ("2147483648",)),
-        Option("S", True, None, ("all", "1000")),
-        Option("p", True, 7471, ("0", "65535"), ("65536",)),
-        Option("T", True, []),
-    ],
+    "rstream": [*OF_STREAMS, Option("k", True, None, ("0", "30"), ("x",))],
+    "riostream": OF_STREAMS,
     "rcopy": [Option("p", True, 7427, ("0", "65535"), ("65536",))],
     "udpong": [
         Option("s", True),

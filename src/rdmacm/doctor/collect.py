@@ -459,7 +459,7 @@ def _foreign(sources: Sources) -> dict[int, frozenset[str]]:
     found = {}
     for pid in filter(str.isdigit, sources.names("proc")):
         namespace, tree = sources.link(f"proc/{pid}/ns/net"), sources.identity(f"proc/{pid}/root/sys")
-        # Without a sysfs of its own, a process sees the devices of whoever mounted the one that it has.
+        # A process without a sysfs of its own sees the devices of the namespace in which its sysfs was mounted.
         if namespace and tree and namespace not in namespaces and tree not in trees:
             namespaces.add(namespace)
             trees.add(tree)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
-from rdmacm.address import Gid
 from rdmacm.explanation import Explanation
 from rdmacm.net.tables import Route, RoutingRule
 from rdmacm.net.types import Interface, InterfaceAddress
@@ -275,8 +274,3 @@ def eui64(mac: bytes) -> bytes:
     if len(mac) != 6:
         return b""
     return bytes((mac[0] ^ 2, mac[1], mac[2], 0xFF, 0xFE, mac[3], mac[4], mac[5]))
-
-
-def is_zero(gid: Gid) -> bool:
-    """Whether a GID is empty."""
-    return not any(gid)
