@@ -142,6 +142,20 @@ def test_silence_after_short_packets_is_no_such_link() -> None:
     ends.close(active, passive)
 
 
+def test_a_peer_that_ends_while_a_message_is_repeated_is_no_such_link() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    play(fabric, send(active, bytes(300)), receive(passive))
+    began = fabric.now
+    # The message is lost. The peer answers short packets until it ends, which is before the last repetitions.
+    fabric.faults = lambda packet: LOSE if len(packet.data) > 500 or fabric.now - began > 1.5 else None
+    with pytest.raises(TimeoutError, match="the peer does not answer"):
+        play(fabric, send(active, bytes(1000)))
+    fabric.faults = None
+    ends.close(active, passive)
+
+
 # -- half-open connections ----------------------------------------------------------------------------------
 
 

@@ -54,12 +54,10 @@ def until_disconnected(guest: Guest, script: str) -> Result:
     """The result of a run whose server received the client's DREQ.
 
     The client exits after it has sent the DREQ, so it does not send a lost one again, and the server waits for ever. If
-    the ACK of the server's last message is lost too, the server finds that nobody answers, or that long packets do not
-    arrive, where its last long message was lost and short ones were answered until the client ended.
-    Each is one of the test's chances: the script runs again, :data:`ATTEMPTS` times in all, and the test fails if the
-    last run has it too.
+    the ACK of the server's last message is lost too, the server finds that nobody answers. Each is one of the test's
+    chances: the script runs again, :data:`ATTEMPTS` times in all, and the test fails if the last run has it too.
     """
-    chances = ("the server does not end", "the peer no longer answers", "a link on the way has a smaller MTU")
+    chances = ("the server does not end", "the peer no longer answers")
     return guest.run_again(script, chances, 300, naks=RNR | SEQUENCE)
 
 

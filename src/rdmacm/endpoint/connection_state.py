@@ -471,7 +471,7 @@ class ConnectionState:
             return
         assert self._qp is not None
         is_read = operation.wr.opcode is WROpcode.RDMA_READ
-        watch = PeerWatch(self._qp, self.dispatcher.clock)
+        watch = PeerWatch(self._qp)
 
         def sizes() -> PacketSizes:
             return PacketSizes(self.cmid, self._longest_read if is_read else self._longest_sent)

@@ -31,25 +31,27 @@ _ANSWER_SECONDS = 1.0
 _NOBODY, _NO_QPN = 1, 0xFFFFFE
 #: How often a message was sent again, while the peer has answered, until it is no accident that it is not acknowledged.
 _NO_ACCIDENT = 2
-#: How long an answer counts, in seconds.
-_FRESH_SECONDS = 4.0
+#: After so many questions without an answer the peer no longer answers. A count, not a time: a program that is busy for
+#: seconds asks nothing meanwhile. The retries take the time of eight questions, and a peer may end while they go on.
+_UNANSWERED = 4
+#: As many for the connection manager, which is asked twice in that time.
+_MANAGER_UNANSWERED = 2 * MANAGER_INTERVAL
 #: Bytes of IP and UDP header, by the length of an address; of the extended header of a question.
 _IP_UDP = {4: 28, 16: 48}
 _RETH_LENGTH = 16
 
 
 class PeerWatch:
-    """Whether the peer of a queue pair answers short packets. ``clock`` returns seconds."""
+    """Whether the peer of a queue pair answers short packets."""
 
-    __slots__ = ("_answered", "_before", "_clock", "_has_warned", "_qp")
+    __slots__ = ("_before", "_has_warned", "_qp", "_unanswered")
 
-    def __init__(self, qp: QP, clock: Callable[[], float]) -> None:
+    def __init__(self, qp: QP) -> None:
         self._qp = qp
-        self._clock = clock
         #: What the queue pair had heard when it asked last; None before.
         self._before: Hashable = None
-        #: When an answer was seen last; None before.
-        self._answered: float | None = None
+        #: How many questions were asked since the last answer; None before the first answer.
+        self._unanswered: int | None = None
         self._has_warned = False
 
     def ask(self) -> bool:
@@ -59,7 +61,9 @@ class PeerWatch:
         """
         heard = self._qp.backend.ask_peer()
         if self._before is not None and heard not in (None, self._before):
-            self._answered = self._clock()
+            self._unanswered = 0
+        elif self._unanswered is not None:
+            self._unanswered += 1
         self._before = heard or self._before  # None once the queue pair has failed
         return self.answers
 
@@ -81,7 +85,7 @@ class PeerWatch:
 
     def answered(self) -> None:
         """Note an answer that came in another way."""
-        self._answered = self._clock()
+        self._unanswered = 0
 
     @property
     def can_ask(self) -> bool:
@@ -91,7 +95,8 @@ class PeerWatch:
     @property
     def answers(self) -> bool:
         """Whether the peer has answered lately."""
-        return self._answered is not None and self._clock() - self._answered < _FRESH_SECONDS
+        most = _UNANSWERED if self.can_ask else _MANAGER_UNANSWERED
+        return self._unanswered is not None and self._unanswered < most
 
 
 class PacketSizes:

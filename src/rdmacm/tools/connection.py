@@ -152,7 +152,7 @@ class ToolConnection(AbstractContextManager["ToolConnection"]):
         if not found and seconds >= ASK_SECONDS:
             self._questions += 1
             provider = self.cmid.channel.provider
-            self._watch = watch = self._watch or PeerWatch(self.qp, provider.clock)
+            self._watch = watch = self._watch or PeerWatch(self.qp)
             provider.drive(lambda: (watch.ask(),), 0)
             watch.warn(lambda: PacketSizes(self.cmid), self._longest, "transfer", self.cmid)
             is_due = self._questions % MANAGER_INTERVAL == 1
