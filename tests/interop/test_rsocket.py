@@ -13,10 +13,18 @@ from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rstream"
 #: Custom tests with checked data: bytes of a transfer, transfers, iterations.
-SHAPES = pytest.mark.parametrize(
-    "shape", ["-S 64 -C 1 -I 50", "-S 4000 -C 50 -I 3", "-S 300000 -C 20 -I 1"], ids=["short", "middle", "long"]
+SHORT, MIDDLE, LONG = "-S 64 -C 1 -I 50", "-S 4000 -C 50 -I 3", "-S 300000 -C 20 -I 1"
+SHAPES = pytest.mark.parametrize("shape", [SHORT, LONG], ids=["short", "long"])
+#: The shape does not depend on the family of the address: IPv6 has one of them.
+both_families = pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        pytest.param(4, SHORT, id="IPv4-short"),
+        pytest.param(4, MIDDLE, id="IPv4-middle"),
+        pytest.param(4, LONG, id="IPv4-long"),
+        pytest.param(6, MIDDLE, id="IPv6"),
+    ],
 )
-both_families = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
 def check_tests(done: Result) -> None:
@@ -28,7 +36,6 @@ def check_tests(done: Result) -> None:
 
 @pytest.mark.cell("rstream: 64 to 300,000 bytes, verified", "passive")
 @both_families
-@SHAPES
 def test_librdmacms_rstream_connects_to_ours(guest: Guest, family: int, shape: str) -> None:
     done = guest.run(
         f"serve_soft {OURS} -b $SOFT{family} {shape} -T v\nrxe rstream -s $SOFT{family} {shape} -T v -T b\nfinish"
@@ -38,7 +45,6 @@ def test_librdmacms_rstream_connects_to_ours(guest: Guest, family: int, shape: s
 
 @pytest.mark.cell("rstream: 64 to 300,000 bytes, verified", "active")
 @both_families
-@SHAPES
 def test_our_rstream_connects_to_librdmacms(guest: Guest, family: int, shape: str) -> None:
     done = guest.run(
         f"serve_rxe rstream -b $RXE{family} {shape} -T v -T b\nsoft {OURS} $RXE{family} {shape} -T v || exit\nfinish",
@@ -115,7 +121,6 @@ OUR_RIOSTREAM = "python3 -m rdmacm riostream"
 
 @pytest.mark.cell("riostream: 64 to 300,000 bytes, verified", "passive")
 @both_families
-@SHAPES
 def test_librdmacms_riostream_writes_to_ours(guest: Guest, family: int, shape: str) -> None:
     done = guest.run(
         f"serve_soft {OUR_RIOSTREAM} -b $SOFT{family} {shape} -T v\n"
@@ -126,7 +131,6 @@ def test_librdmacms_riostream_writes_to_ours(guest: Guest, family: int, shape: s
 
 @pytest.mark.cell("riostream: 64 to 300,000 bytes, verified", "active")
 @both_families
-@SHAPES
 def test_our_riostream_writes_to_librdmacms(guest: Guest, family: int, shape: str) -> None:
     done = guest.run(
         f"serve_rxe riostream -b $RXE{family} {shape} -T v -T b\n"
@@ -141,8 +145,15 @@ OUR_UDPONG = "python3 -m rdmacm udpong"
 #: librdmacm's, with the address handles that a RoCE port needs.
 THEIR_UDPONG = "env LD_PRELOAD=/mnt/share/datagram_handles.so stdbuf -oL udpong"
 #: Tests with and without echo; on a link with an MTU of 1500 bytes, 1,000 are the most with a header for IPv6.
-PONGS = pytest.mark.parametrize(
-    "pong", ["-S 16 -C 50 -T e", "-S 1000 -C 50 -T e", "-S 500 -C 200"], ids=["short", "long", "counted"]
+ECHOED, COUNTED, ECHOED_LONG = "-S 16 -C 50 -T e", "-S 500 -C 200", "-S 1000 -C 50 -T e"
+PONGS = pytest.mark.parametrize("pong", [ECHOED, COUNTED], ids=["echoed", "counted"])
+both_pongs = pytest.mark.parametrize(
+    ("family", "pong"),
+    [
+        pytest.param(4, ECHOED, id="IPv4-echoed"),
+        pytest.param(4, COUNTED, id="IPv4-counted"),
+        pytest.param(6, ECHOED_LONG, id="IPv6-echoed"),
+    ],
 )
 
 
@@ -165,8 +176,7 @@ def check_pong(done: Result) -> None:
 
 @pytest.mark.cell("udpong: datagrams of 16 to 1,000 bytes", "passive")
 @pytest.mark.usefixtures("their_handles")
-@both_families
-@PONGS
+@both_pongs
 def test_librdmacms_udpong_asks_ours(guest: Guest, family: int, pong: str) -> None:
     done = guest.run(
         f"pong_soft {OUR_UDPONG} -b $SOFT{family}\n"
@@ -177,8 +187,7 @@ def test_librdmacms_udpong_asks_ours(guest: Guest, family: int, pong: str) -> No
 
 @pytest.mark.cell("udpong: datagrams of 16 to 1,000 bytes", "active")
 @pytest.mark.usefixtures("their_handles")
-@both_families
-@PONGS
+@both_pongs
 def test_our_udpong_asks_librdmacms(guest: Guest, family: int, pong: str) -> None:
     done = guest.run(
         f"pong_rxe {THEIR_UDPONG} -b $RXE{family} -T b\nsoft {OUR_UDPONG} $RXE{family} {pong} || exit\n"
