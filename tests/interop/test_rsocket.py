@@ -13,7 +13,7 @@ from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rstream"
 #: Custom tests with checked data: bytes of a transfer, transfers, iterations.
-SHORT, MIDDLE, LONG = "-S 64 -C 1 -I 50", "-S 4000 -C 50 -I 3", "-S 300000 -C 20 -I 1"
+SHORT, MIDDLE, LONG = "-S 64 -C 1 -I 50", "-S 4000 -C 50 -I 3", "-S 300000 -C 4 -I 1"
 SHAPES = pytest.mark.parametrize("shape", [SHORT, LONG], ids=["short", "long"])
 #: The shape does not depend on the family of the address: IPv6 has one of them.
 both_families = pytest.mark.parametrize(

@@ -15,7 +15,7 @@ PROGRAMS = {
     "udaddy": ("udaddy -b %s", "udaddy -s %s"),
     "rdma_server": ("rdma_server -s %s", "rdma_client -s %s"),
     "rdma_xserver": ("rdma_xserver", "rdma_xclient -s %s"),
-    "rstream": ("rstream -b %s -S 300000 -C 20 -I 1 -T v -T b", "rstream -s %s -S 300000 -C 20 -I 1 -T v -T b"),
+    "rstream": ("rstream -b %s -S 300000 -C 4 -I 1 -T v -T b", "rstream -s %s -S 300000 -C 4 -I 1 -T v -T b"),
     "riostream": ("riostream -b %s -S 4000 -C 20 -I 3 -T v", "riostream -s %s -S 4000 -C 20 -I 3 -T v"),
 }
 #: These serve IPv4 alone.
