@@ -149,6 +149,7 @@ class _Demonstration:
         self.pid = 0
         self._cmid = cmid
         self._waits = PeerWait(f"the second process at {cmid.peer_addr_text}", timeout)
+        self._waits.hint = "checking that the second process is not stopped, or a longer --timeout"
         #: The result of the current step.
         self._detail = ""
 

@@ -172,7 +172,7 @@ class ServerProcess(AbstractContextManager["ServerProcess"]):
             process_group=0,  # Ctrl-C is for the tool, which asks its server for figures before it ends
         )
         waits = PeerWait(f"the second process ({self._process.pid})", timeout, has_notice=False)
-        waits.step = "second process"
+        waits.step, waits.hint = "start", "a longer --timeout"
         waits.progress = lambda: "it was started and does not listen yet"
         try:
             #: The port that the server listens on.

@@ -318,8 +318,7 @@ def _write_text(tracer: Tracer, chosen: Sequence[_Found], args: argparse.Namespa
         counts += f"; {some}: {good} healthy, {len(chosen) - good - bad} with remarks, {bad} failed"
     else:
         counts += "; no connection" + (" of this host or port" if args.host or args.port is not None else "")
-    parts.append(f"{counts}\n")
-    parts += [f"{line}\n" for note in notes for line in wrapped_line(note)]
+    parts += [f"{line}\n" for text in (counts, *notes) for line in wrapped_line(text)]
     write("".join(parts))
 
 
