@@ -131,6 +131,7 @@ class TestResolution:
             ("route", Step.ROUTE),
             ("select", Step.ROUTE),
             ("neighbour", Step.NEIGHBOUR),
+            ("resolve_addr", Step.NEIGHBOUR),  # of the kernel
             ("path", Step.ROUTE),
         ],
     )
@@ -150,6 +151,12 @@ class TestResolution:
     def test_hardware_address_of_a_middle_box(self) -> None:
         found = replace(HEALTHY, hardware_address="02:00:00:00:00:99", interfaces={"02:00:00:00:00:99": "eth1"})
         assert checked(exchange=found).status == 0
+
+    def test_another_hardware_address_than_in_the_round_before(self) -> None:
+        sequence = checked(resolution=replace(RESOLVED, hardware_address_before="02:00:00:00:00:99"))
+        near = next(found for found in sequence.findings if found.step is Step.NEIGHBOUR)
+        assert (near.sign, near.rule, sequence.status) == (Sign.GOOD, "C5", 0)
+        assert near.meaning.startswith("it was 02:00:00:00:00:99 before")
 
 
 class TestPort:

@@ -16,7 +16,7 @@ import pytest
 from rdmacm import listen
 from rdmacm.doctor import Host, Quiet, collect, examine
 from rdmacm.doctor.ask import ask
-from rdmacm.doctor.view import Attempt, Target, packed
+from rdmacm.doctor.view import Attempt, Bond, Target, packed
 from rdmacm.explanation import Explanation, RouteUsed
 from rdmacm.net.tables import Tables
 from support import netns
@@ -164,7 +164,7 @@ def test_vlan_on_a_bond(net: TwoHosts, tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     silent(with_kernel(seen(net.a), tree), "A15")
     net.a.ip_batch("rule add from 10.7.0.1 table 101", "rule add from 10.8.0.1 table 102")
-    stacked = replace(with_kernel(seen(net.a), tree), vlans={"va": "bond0"}, bonds=frozenset({"bond0"}))
+    stacked = replace(with_kernel(seen(net.a), tree), vlans={"va": "bond0"}, bonds={"bond0": Bond("")})
     fires(stacked, "A15", "va are VLANs on a bond", "tables 101, 102")
     net.a.ip("rule", "delete", "table", "102")
     silent(replace(stacked, rules=seen(net.a).rules), "A15")

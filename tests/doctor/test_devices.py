@@ -230,6 +230,31 @@ def test_events_that_nobody_reads(tree: Tree) -> None:
         os.close(writer)
 
 
+def bond(mode: str, *failures: int) -> str:
+    """What Linux writes of a bond (drivers/net/bonding/bond_procfs.c)."""
+    members = "".join(f"\nSlave Interface: eth{at}\nLink Failure Count: {count}\n" for at, count in enumerate(failures))
+    return f"Ethernet Channel Bonding Driver: v6.12.0\n\nBonding Mode: {mode}\nMII Status: up\n{members}"
+
+
+@pytest.mark.parametrize("mode", ["fault-tolerance (active-backup) (fail_over_mac active)", "adaptive load balancing"])
+def test_bond_that_changes_its_address(tree: Tree, mode: str) -> None:
+    silent(tree.host(), "C5")
+    tree.write("proc/net/bonding/bond0", bond(mode, 2, 1))
+    silent(tree.host(), "C5")  # no RDMA interface
+    tree.write("proc/net/bonding/eth0", bond(mode, 2, 1))
+    fires(tree.host(), "C5", f"eth0 has another MAC address after a failure of a link ({mode}), 3 so far", note=True)
+    for harmless in ("fault-tolerance (active-backup)", "IEEE 802.3ad Dynamic link aggregation"):
+        tree.write("proc/net/bonding/eth0", bond(harmless, 2, 1))
+        silent(tree.host(), "C5")
+
+
+def test_vlan_on_a_bond_that_changes_its_address(tree: Tree) -> None:
+    tree.write("proc/net/vlan/config", "VLAN Dev name | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\n"
+               "eth0           | 10  | bond0")  # fmt: skip
+    tree.write("proc/net/bonding/bond0", bond("fault-tolerance (active-backup) (fail_over_mac active)", 0))
+    fires(tree.host(), "C5", "bond0 has another MAC address", note=True)
+
+
 def test_no_descriptor_of_a_process_that_is_gone() -> None:
     assert not is_readable(1 << 22, 0)
     assert not is_readable(os.getpid(), 1 << 20)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from typing import Any
 
 import rdmacm
 from interop.kernel_choice import CM_FILE, HERE, VERBS_FILE, as_nobody, mode, without
+from support.clock import eventually
 
+GIDS = "/sys/class/infiniband/rxe1/ports/1/gids"
 CONFIG = "/sys/kernel/config/rdma_cm/rxe0"
 
 
@@ -31,6 +34,11 @@ def doctor(*arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if found["ok"] else 1), done
     return found
+
+
+def notes(*arguments: str) -> dict[str, str]:
+    """The notes, by rule."""
+    return {each["rule"]: each["finding"] for each in doctor(*arguments)["notes"]}
 
 
 def findings(*arguments: str) -> dict[str, str]:
@@ -59,6 +67,44 @@ def healthy() -> None:
     assert (found["ok"], found["provider"], found["devices"]) == (True, "kernel", ["rxe0"]), found
     assert [each["rule"] for each in found["notes"]] == ["D10"], found["notes"]
     assert findings("--to", HERE) == {}
+
+
+def c4_events_that_nobody_reads() -> None:
+    """Of a program in C: its address is resolved, and nobody reads that."""
+    import ctypes
+
+    from interop.rdma_core import CmId, SockAddrIn, rdma
+
+    channel, cmid = rdma.rdma_create_event_channel(), ctypes.POINTER(CmId)()
+    rdma.rdma_create_id(channel, ctypes.byref(cmid), None, rdmacm.PortSpace.TCP)
+    destination = SockAddrIn(socket.AF_INET, 7471, (ctypes.c_ubyte * 4)(*socket.inet_aton("10.0.0.2")))
+    rdma.rdma_resolve_addr(cmid, None, ctypes.byref(destination), 2000)
+    assert select.select([channel.contents.fd], [], [], 60)[0]
+    _says(notes(), "C4", f"process {os.getpid()} ")
+
+
+def q1_another_device() -> None:
+    """The destination is reached by rxe1, and programs without rdma_cm take rxe0."""
+    ip("link", "add", "qa", "type", "veth", "peer", "name", "qb")
+    try:
+        ip("address", "add", "10.0.3.1/24", "dev", "qa")
+        ip("link", "set", "qb", "up")
+        ip("link", "set", "qa", "up")
+        subprocess.run(["rdma", "link", "add", "rxe1", "type", "rxe", "netdev", "qa"], check=True)
+        eventually(lambda: any("0a00:0301" in _text(path) for path in glob.glob(f"{GIDS}/[0-9]")))
+        found = notes("--to", "10.0.3.1")
+        _says(found, "Q1", "rdma_cm takes rxe1 port 1")
+        _says(found, "Q1", "ib_write_bw and others take rxe0")
+        os.environ["NCCL_IB_HCA"] = "=rxe0"
+        _says(findings("--to", "10.0.3.1"), "Q1", "NCCL_IB_HCA names rxe0")
+    finally:
+        subprocess.run(["rdma", "link", "delete", "rxe1"], check=False)
+        ip("link", "delete", "qa")
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def d10_the_port_is_the_kernels() -> None:
@@ -170,6 +216,8 @@ RULES: tuple[Callable[[], None], ...] = (
     c2_a_small_backlog,
     j1_nobody_listens,
     j3_the_application_refuses,
+    c4_events_that_nobody_reads,
+    q1_another_device,
     q3_a_tos_with_ecn,
     a18_an_interface_is_down,
     g2_no_address,

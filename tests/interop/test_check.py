@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from interop.mtu_hole import HOLE
@@ -36,6 +38,41 @@ def test_nobody_listens(guest: Guest) -> None:
     done = guest.run(f"serve_rxe rping -s -P -a $RXE4\nsoft {CHECK} $RXE4 9{DONE}", record=False)
     assert done.status == 14, done.output
     assert "nobody listens on port 9 (tcp)" in done.output
+
+
+#: Faults of a server on rxe: commands that make them, the port asked for, the status, the rule, and the text.
+FAULTS = {
+    "stopped": ("kill -STOP $SERVER", "7174", 14, "C2", "its backlog is full, or its process is stopped or busy"),
+    "space": (":", "-P udp 7174", 14, "J1", "nobody listens on port 7174 (udp), and somebody in port space tcp"),
+    "silent": ("tc qdisc replace dev va root netem loss 100%", "7174", 13, "C1", "no answer, the host answers no ping"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_rxe(guest: Guest, fault: str) -> None:
+    """A check names the cause, and a trace of its packets the same rule."""
+    make, argument, status, rule, text = FAULTS[fault]
+    check = f"soft {CHECK} --timeout 0.7 $RXE4 {argument}"
+    mend = "tc qdisc delete dev va root 2>/dev/null; kill -CONT $SERVER; kill $SERVER; echo =="
+    done = guest.run(
+        f"serve_rxe rping -s -P -a $RXE4\n{make}\nrecord /tmp/check.pcap\n{check}\nstatus=$?\nrecorded\n{mend}\n"
+        f"soft python3 -m rdmacm trace --json /tmp/check.pcap\nexit $status",
+        record=False,
+    )
+    assert done.status == status, done.output
+    check_says, _, trace_says = done.output.partition("==\n")
+    for each in (text, f"(rdmacm doctor {rule})"):
+        assert each in " ".join(check_says.split()), done.output
+    verdicts = [each["verdict"] for each in json.loads(trace_says)["connections"]]
+    assert rule in {each["rule"] for each in verdicts if each["level"] == "failed"}, done.output
+
+
+def test_dead_neighbour_of_rxe(guest: Guest) -> None:
+    done = guest.run(f"rxe {KERNEL} --timeout 0.7 10.0.0.77", record=False)
+    assert done.status == 12, done.output
+    text = " ".join(done.output.split())
+    assert "no neighbour has answered for the next hop [ETIMEDOUT]" in text, done.output
+    assert "try: ping -I va 10.0.0.77 (rdmacm doctor A10)" in text, done.output
 
 
 @pytest.mark.parametrize("family", [4, 6])

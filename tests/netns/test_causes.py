@@ -13,7 +13,7 @@ import rdmacm
 from rdmacm import RdmaError
 from support.endpoints import in_thread
 from support.filters import add_rules, needs_nft
-from support.netns import Host, TwoHosts, needs_netns, two_hosts
+from support.netns import Host, TwoHosts, jumbo_hosts, needs_netns, two_hosts
 from support.servers import Server
 
 pytestmark = needs_netns
@@ -27,9 +27,7 @@ DROP_LONG = f"udp dport 4791 meta length > {LONGEST} drop"
 @pytest.fixture
 def jumbo() -> Iterator[TwoHosts]:
     """Two hosts with an MTU of 9000; ``b`` drops longer packets than a link with 1500 would carry."""
-    with two_hosts(9000) as net, net.a.enter():
-        for host, name in ((net.a, "va"), (net.b, "vb")):
-            host.ip("link", "set", "dev", name, "gso_max_segs", "1")  # else the rule sees trains, not packets
+    with jumbo_hosts() as net, net.a.enter():
         add_rules(net.b, f"input {DROP_LONG}")
         yield net
 

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import rdmacm
 from rdmacm import PortSpace
+from rdmacm.check.findings import Finding, Step
+from rdmacm.check.measured import Target
+from rdmacm.check.measuring import Measurer
+from rdmacm.check.running import run_check
+from rdmacm.trace.connection import RC
 from rdmacm.trace.files import CaptureFile, Packet
 from rdmacm.trace.live import Interface
 from rdmacm.trace.tracer import Tracer
 from rdmacm.trace.verdicts import FAILED, NOTE, Judge, Verdict
-from support.filters import add_rules, needs_nft
+from support.endpoints import in_thread
+from support.filters import add_rules, needs_nft, rules
 from support.listeners import asking_twice, listening
-from support.netns import Host, TwoHosts, needs_netns, two_hosts
+from support.netns import Host, TwoHosts, jumbo_hosts, needs_netns
 from support.servers import Server
 
 pytestmark = [*needs_netns, pytest.mark.slow]
 
 PEER = "10.7.0.2"
+#: What nft may reject with: the rule, and what the trace says.
+REJECTIONS = {
+    "port-unreachable": ("C1", "its UDP port 4791 is closed (ICMP port unreachable"),
+    "net-prohibited": ("C1", "a firewall refuses packets to 10.7.0.12 (ICMP network administratively prohibited"),
+    "host-prohibited": ("C1", "a firewall refuses packets to 10.7.0.13 (ICMP host administratively prohibited"),
+    "admin-prohibited": ("C1", "a firewall refuses packets to 10.7.0.14 (ICMP communication administratively"),
+}
 HOLE = "udp dport 4791 meta length > 1500 drop"
 
 
@@ -60,6 +73,13 @@ def on_link(host: Host) -> Iterator[Tracer]:
             tracer.feed(counted(interface))
 
 
+def checked(peer: str, timeout: float = 0.7, count: int = 500) -> Finding | None:
+    """What ``rdmacm check`` says of a peer, as ADDRESS or ADDRESS:PORT; None if nothing is wrong."""
+    host, _, port = peer.partition(":")
+    target = Target(host, int(port or 0))
+    return run_check(target, Measurer(target, None, None, timeout, count), control=None, count=count).failure
+
+
 class Seen:
     """A connection attempt: what ``rdmacm check`` says, and the verdicts from packets of another attempt.
 
@@ -67,12 +87,10 @@ class Seen:
     """
 
     def __init__(self, net: TwoHosts, file: Path, peer: str, *options: str, timeout: str = "0.7") -> None:
-        with on_link(net.a) as tracer:
-            done = net.a.python(["-m", "rdmacm", "check", "--json", "--timeout", "0.7", peer], check=False)
+        with on_link(net.a) as tracer, net.a.enter():
+            self.failure = checked(peer)
         #: The verdicts from the packets of the check itself.
         self.of_check = judged(tracer)
-        steps: list[dict[str, Any]] = json.loads(done.stdout)["steps"]
-        self.step = next((step for step in steps if step["result"] == "bad"), {})
         with on_link(net.a) as tracer:
             argv = ["-m", "rdmacm", "rping", peer, "--timeout", timeout, "--pcap", str(file), *options]
             net.a.python(argv, check=False)
@@ -84,7 +102,8 @@ class Seen:
 
     def agree(self, rule: str, text: str) -> None:
         """The check has found it, and both captures of the other attempt have one connection and the same rule."""
-        assert self.step.get("rule") == rule, self.step
+        assert self.failure is not None
+        assert self.failure.rule == rule, self.failure
         for verdicts in (self.link, self.own):
             (verdict,) = verdicts
             assert (verdict.level, verdict.rule) == (FAILED, rule), verdict
@@ -96,11 +115,22 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "own.pcapng"
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[TwoHosts]:
+    """Two hosts, and a server in ``b``, for tests after which nothing is sent any more: no request has arrived."""
+    with jumbo_hosts() as net:
+        yield net
+
+
+@pytest.fixture(scope="module")
+def shared_server(shared: TwoHosts) -> Iterator[str]:
+    with Server("rping", "-s", "-P", "-p", "0", host=shared.b) as server:
+        yield f"{PEER}:{server.port}"
+
+
 @pytest.fixture
 def jumbo() -> Iterator[TwoHosts]:
-    with two_hosts(9000) as net:
-        for host, name in ((net.a, "va"), (net.b, "vb")):
-            host.ip("link", "set", "dev", name, "gso_max_segs", "1")  # else the rules see trains, not packets
+    with jumbo_hosts() as net:
         yield net
 
 
@@ -126,43 +156,84 @@ def server(jumbo: TwoHosts) -> Iterator[str]:
         ("udp dport 4791 reject with icmp net-unreachable", "A3", "network unreachable"),
     ],
 )
-def test_firewall_of_the_peer(jumbo: TwoHosts, server: str, file: Path, rule: str, name: str, text: str) -> None:
-    add_rules(jumbo.b, f"input {rule}")
-    seen = Seen(jumbo, file, server)
+def test_firewall_of_the_peer(
+    shared: TwoHosts, shared_server: str, file: Path, rule: str, name: str, text: str
+) -> None:
+    with rules(shared.b, f"input {rule}"):
+        seen = Seen(shared, file, shared_server)
     seen.agree(name, text)
     assert {each.rule for each in seen.of_check if each.level == FAILED} == {name}
 
 
 @needs_nft
+def test_firewall_that_comes_later(jumbo: TwoHosts) -> None:
+    """Data of four connections is rejected, of each with another code: a check then says what the trace says."""
+    addresses = {code: f"10.7.0.{11 + at}" for at, code in enumerate(REJECTIONS)}
+    jumbo.b.ip_batch(*(f"address add {address}/24 dev vb" for address in addresses.values()))
+    with jumbo.b.enter():
+        listener = rdmacm.listen(("", 0))
+    with jumbo.a.enter(), listener, ExitStack() as stack, on_link(jumbo.a) as tracer, ExitStack() as clients:
+
+        def accept() -> None:
+            for _ in addresses:
+                stack.enter_context(listener.accept(timeout=60))
+
+        with in_thread(accept):
+            connections = [
+                clients.enter_context(rdmacm.connect((address, listener.port), timeout=60))
+                for address in addresses.values()
+            ]
+        rejecting = "input ip daddr {} udp dport 4791 reject with icmp {}"
+        add_rules(jumbo.b, *(rejecting.format(address, code) for code, address in addresses.items()))
+
+        def send(connection: rdmacm.Connection) -> None:
+            with pytest.raises(rdmacm.RdmaError):
+                connection.send(bytes(1000))
+
+        with ThreadPoolExecutor(len(connections)) as pool:
+            list(pool.map(send, connections))
+        failures = {code: checked(address, 0.3, 1) for code, address in addresses.items()}
+    judge = Judge(tracer)
+    found = {each.ends[1].host: judge.verdict(each) for each in tracer.found() if each.kind == RC}
+    for code, (rule, text) in REJECTIONS.items():
+        verdict, failure = found[addresses[code]], failures[code]
+        assert failure is not None
+        assert (verdict.level, verdict.rule, failure.rule) == (FAILED, rule, rule), (code, verdict, failure)
+        assert text in verdict.text
+
+
+@needs_nft
 def test_own_firewall(jumbo: TwoHosts, server: str, file: Path) -> None:
     """The link has the answers that this host drops; the client's own capture cannot have them."""
-    add_rules(jumbo.a, "input udp dport 4791 drop")
-    seen = Seen(jumbo, file, server)
+    with rules(jumbo.a, "input udp dport 4791 drop"):
+        seen = Seen(jumbo, file, server)
     seen.agree("C1", "")
     assert "likely 10.7.0.1 does not get it" in seen.link[0].text
     assert "nothing came from it at all" in seen.own[0].text
 
 
 @needs_nft
-def test_own_firewall_out(jumbo: TwoHosts, server: str, file: Path) -> None:
+def test_own_firewall_out(shared: TwoHosts, shared_server: str, file: Path) -> None:
     """Nothing is sent, so there is nothing to see."""
-    add_rules(jumbo.a, "output udp dport 4791 drop")
-    seen = Seen(jumbo, file, server)
-    assert seen.step["step"] == "UDP 4791"
+    with rules(shared.a, "output udp dport 4791 drop"):
+        seen = Seen(shared, file, shared_server)
+    assert seen.failure is not None
+    assert seen.failure.step is Step.PORT
     assert seen.link == []
 
 
 @needs_nft
 def test_hole_there(jumbo: TwoHosts, server: str, file: Path) -> None:
-    add_rules(jumbo.b, f"input {HOLE}")
-    Seen(jumbo, file, server, "-S", "8000", "-C", "1", timeout="10").agree("G8", "shorter packets did")
+    with rules(jumbo.b, f"input {HOLE}"):
+        seen = Seen(jumbo, file, server, "-S", "8000", "-C", "1", timeout="10")
+    seen.agree("G8", "shorter packets did")
 
 
 @needs_nft
 def test_hole_on_the_way_back(jumbo: TwoHosts, server: str, file: Path) -> None:
     """A check without help measures the way there only, and what is dropped here is in no capture of the client."""
-    add_rules(jumbo.a, f"input {HOLE}")
-    seen = Seen(jumbo, file, server, "-S", "8000", "-C", "1", timeout="10")
+    with rules(jumbo.a, f"input {HOLE}"):
+        seen = Seen(jumbo, file, server, "-S", "8000", "-C", "1", timeout="10")
     (verdict,) = seen.link
     assert verdict.rule == "G8"
     assert "never got to 10.7.0.1" in verdict.text
@@ -170,9 +241,10 @@ def test_hole_on_the_way_back(jumbo: TwoHosts, server: str, file: Path) -> None:
 
 @needs_nft
 def test_loss(jumbo: TwoHosts, server: str, file: Path) -> None:
-    add_rules(jumbo.b, "input udp dport 4791 numgen inc mod 40 == 0 drop")
-    seen = Seen(jumbo, file, server, "-C", "200", timeout="10")
-    assert seen.step["step"] == "loss"
+    with rules(jumbo.b, "input udp dport 4791 numgen inc mod 100 == 0 drop"):
+        seen = Seen(jumbo, file, server, "-C", "200", timeout="10")
+    assert seen.failure is not None
+    assert seen.failure.step is Step.LOSS
     for verdicts in (seen.link, seen.own):
         (verdict,) = verdicts
         assert verdict.level == NOTE
@@ -181,18 +253,23 @@ def test_loss(jumbo: TwoHosts, server: str, file: Path) -> None:
 
 def test_no_route_back(jumbo: TwoHosts, server: str, file: Path) -> None:
     jumbo.b.ip("route", "replace", "unreachable", "10.7.0.1/32")
-    Seen(jumbo, file, server).agree("C1", "has no route back")
+    try:
+        seen = Seen(jumbo, file, server)
+    finally:
+        jumbo.b.ip("route", "delete", "unreachable", "10.7.0.1/32")
+    seen.agree("C1", "has no route back")
 
 
-def test_dead_neighbour(jumbo: TwoHosts, file: Path) -> None:
-    seen = Seen(jumbo, file, "10.7.0.77:7174")
-    assert seen.step["step"] == "neighbour"
+def test_dead_neighbour(shared: TwoHosts, file: Path) -> None:
+    seen = Seen(shared, file, "10.7.0.77:7174")
+    assert seen.failure is not None
+    assert seen.failure.step is Step.NEIGHBOUR
     assert seen.link == seen.own == []
 
 
-def test_absent_listener(jumbo: TwoHosts, server: str, file: Path) -> None:
-    del server  # it makes the host answer
-    Seen(jumbo, file, f"{PEER}:9").agree("J1", "nobody at 10.7.0.2 listens on port 9 of port space TCP")
+def test_absent_listener(shared: TwoHosts, shared_server: str, file: Path) -> None:
+    del shared_server  # it makes the host answer
+    Seen(shared, file, f"{PEER}:9").agree("J1", "nobody at 10.7.0.2 listens on port 9 of port space TCP")
 
 
 def test_other_port_space(jumbo: TwoHosts, file: Path) -> None:
@@ -207,21 +284,22 @@ def test_backlog_is_full(jumbo: TwoHosts, file: Path) -> None:
     """Only who has asked the connection manager knows that the host is not silent."""
     with listening(jumbo.b, PEER, backlog=1) as port, asking_twice(jumbo.a, PEER, port):
         seen = Seen(jumbo, file, f"{PEER}:{port}")
-    assert seen.step["rule"] == "C2"
+    assert seen.failure is not None
+    assert seen.failure.rule == "C2"
     assert "C2" in {each.rule for each in seen.of_check}
     assert {each.rule for each in seen.own} == {"C1"}
 
 
-def test_stopped_peer(jumbo: TwoHosts, file: Path) -> None:
-    with Server("rping", "-s", "-P", "-p", "0", host=jumbo.b) as server:
+def test_stopped_peer(net: TwoHosts, file: Path) -> None:
+    with Server("rping", "-s", "-P", "-p", "0", host=net.b) as server:
         server.process.send_signal(signal.SIGSTOP)
         try:
-            Seen(jumbo, file, f"{PEER}:{server.port}").agree("C1", "nothing came from it")
+            Seen(net, file, f"{PEER}:{server.port}").agree("C1", "nothing came from it")
         finally:
             server.process.send_signal(signal.SIGCONT)
 
 
-def test_different_mtus(jumbo: TwoHosts, file: Path) -> None:
-    jumbo.b.ip("link", "set", "vb", "mtu", "1000")
-    with Server("rping", "-s", "-P", "-p", "0", host=jumbo.b) as server:
-        Seen(jumbo, file, f"{PEER}:{server.port}").agree("G8", "takes 512")
+def test_different_mtus(net: TwoHosts, file: Path) -> None:
+    net.b.ip("link", "set", "vb", "mtu", "1000")
+    with Server("rping", "-s", "-P", "-p", "0", host=net.b) as server:
+        Seen(net, file, f"{PEER}:{server.port}").agree("G8", "takes 512")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
+from collections.abc import Iterator
 
 import pytest
 
@@ -34,6 +36,16 @@ def add_rules(host: Host, *rules: str) -> None:
     lines += [f"add chain inet {_TABLE} {chain} {{ type filter hook {chain} priority 0; }}" for chain in _CHAINS]
     lines += [f"add rule inet {_TABLE} {rule}" for rule in rules]
     host.run(["nft", "-f", "-"], input="\n".join(lines) + "\n")
+
+
+@contextlib.contextmanager
+def rules(host: Host, *texts: str) -> Iterator[None]:
+    """:func:`add_rules`, for the block."""
+    add_rules(host, *texts)
+    try:
+        yield
+    finally:
+        remove_rules(host)
 
 
 def remove_rules(host: Host) -> None:

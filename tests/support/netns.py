@@ -454,6 +454,16 @@ def two_hosts(mtu: int = 1500) -> Iterator[TwoHosts]:
         yield TwoHosts(topology, a, b, va, vb)
 
 
+@contextlib.contextmanager
+def jumbo_hosts() -> Iterator[TwoHosts]:
+    """:func:`two_hosts` with an MTU of 9000, whose firewalls see packets, not trains, and reject as many as come."""
+    with two_hosts(9000) as net:
+        for end in (net.va, net.vb):
+            end.host.sysctl("net.ipv4.icmp_ratelimit", 0)
+            end.host.ip("link", "set", "dev", end.name, "gso_max_segs", "1")
+        yield net
+
+
 @dataclass(frozen=True)
 class ThreeHosts:
     """``a`` and ``c`` with the router ``r`` between them, default routes through it, no other way.

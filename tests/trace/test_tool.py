@@ -61,7 +61,8 @@ def test_list(run: Run, file: Path) -> None:
     assert (status, err) == (0, "")
     assert re.search(r"^1 +RC +10.0.0.1:40000 +10.0.0.2:7471 +3072 bytes +healthy", out, re.MULTILINE)
     assert re.search(r"^2 +RC +10.0.0.1:40000 +10.0.0.2:99 +0 bytes +10.0.0.2 did not", out, re.MULTILINE)
-    assert out.endswith("10 packets in 9.0 ms, 10 of RDMA; 2 connections: 1 healthy, 0 with remarks, 1 failed\n")
+    end = "10 packets in 9.0 ms, 10 of RDMA; 2 connections: 1 healthy, 0 with remarks, 1\n    failed\n"
+    assert out.endswith(end)
 
 
 def test_one_connection_in_detail(run: Run, file: Path) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rdmacm.check.icmp import _REFUSALS
+from rdmacm.check.judging import judge_port
+from rdmacm.check.measured import Requests, Resolution, Target
 from rdmacm.constants import PortSpace
+from rdmacm.explanation import Explanation
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.proto.cm.messages import DREQ, MRA, SIDR_REP, SIDR_REQ
 from rdmacm.proto.roce.opcodes import Opcode
@@ -75,6 +79,7 @@ def test_reply_that_does_not_arrive_and_the_client_gives_up(wire: Wire) -> None:
     says(verdict(wire), FAILED, "C1", "REP was sent", "no RTU", "10.0.0.1")
 
 
+@pytest.mark.parametrize("is_connected", [False, True], ids=["a request", "data"])
 @pytest.mark.parametrize(
     ("code", "rule", "words"),
     [
@@ -88,9 +93,57 @@ def test_reply_that_does_not_arrive_and_the_client_gives_up(wire: Wire) -> None:
         (13, "C1", "a firewall refuses packets"),
     ],
 )
-def test_icmp_of_ipv4(wire: Wire, code: int, rule: str, words: str) -> None:
-    wire.icmp(1, 3, code, wire.req())
-    says(verdict(wire), FAILED, rule, words)
+def test_icmp_of_ipv4(wire: Wire, code: int, rule: str, words: str, is_connected: bool) -> None:
+    if is_connected:
+        rejected_data(wire, 3, code)
+    else:
+        wire.icmp(1, 3, code, wire.req())
+    says(verdict(wire), FAILED, rule, words, "10.0.0.2")
+
+
+def rejected_data(wire: Wire, kind: int, code: int) -> None:
+    """A connection whose first WRITE, which is longer than the packets of the handshake, is rejected each time."""
+    wire.connect()
+    for _ in range(4):
+        wire.write(0, PSN_A, 2)
+        wire.icmp(1, kind, code, wire.frames[-1][1])
+
+
+@pytest.mark.parametrize("code", _REFUSALS)
+def test_icmp_means_the_same_to_a_check(code: tuple[int, int, int]) -> None:
+    """Whether it is about a request or about data."""
+    is_v4 = code[0] == 2
+    found = Resolution(Explanation("", "", "soft"), source="10.0.0.1", destination="10.0.0.2")
+    judged = judge_port(Target("10.0.0.2"), found, Requests(3, refusal=_REFUSALS[code], reporter="10.0.0.2"), None)
+    early, late = (Wire() if is_v4 else Wire(*V6) for _ in range(2))
+    early.icmp(1, *code[1:], early.req())
+    rejected_data(late, *code[1:])
+    assert [(each.level, each.rule) for each in (verdict(early), verdict(late))] == [(FAILED, judged.rule)] * 2
+
+
+def test_icmp_of_before_does_not_explain_a_peer_that_stops(wire: Wire) -> None:
+    wire.icmp(1, 3, 3, wire.req())
+    wire.wait(1)
+    wire.connect()
+    wire.send(0, PSN_A)
+    wire.ack(1, PSN_A)
+    for _ in range(4):
+        wire.send(0, PSN_A + 1)
+        wire.wait(0.5)
+    says(verdict(wire), FAILED, "", "10.0.0.2 stopped")
+
+
+def test_icmp_about_responses_to_a_read(wire: Wire) -> None:
+    """The firewall is the requester's: it rejects what it has asked for."""
+    wire.connect()
+    wire.send(0, PSN_A)
+    wire.ack(1, PSN_A)
+    for _ in range(4):
+        wire.read(0, PSN_A + 1, 2 * MTU)
+        wire.responses(1, PSN_A + 1, 2)
+        wire.icmp(0, 3, 13, wire.frames[-1][1])
+        wire.wait(1)
+    says(verdict(wire), FAILED, "C1", "a firewall refuses packets to 10.0.0.1")
 
 
 def test_icmp_of_a_router_says_which(wire: Wire) -> None:

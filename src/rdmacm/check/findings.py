@@ -51,7 +51,7 @@ class Finding:
     """One step.
 
     - ``figure``: what was measured, as text.
-    - ``meaning``: what it means, of a step that is not good.
+    - ``meaning``: what it means, of a step that is not good, or that will be noticed.
     - ``command``: what mends it, or tells more.
     - ``likely``: whether the meaning is an inference that this side alone cannot prove.
     - ``values``: the figures as data.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from dataclasses import replace
 
 from rdmacm.check.findings import Finding, Sign, Step
 from rdmacm.check.measured import (
@@ -46,15 +47,23 @@ def judge_resolution(found: Resolution) -> list[Finding]:
     """The findings of name, route and neighbour, up to the first that is not good."""
     ex = found.explanation
     failed = None if ex.error is None else _FAILED_AT.get(ex.error, Step.ROUTE)
+    if ex.error == "resolve_addr" and ex.errno == errno.ETIMEDOUT:
+        failed = Step.NEIGHBOUR  # of the kernel, which says no more
     findings: list[Finding] = []
     for step, figure in ((Step.NAME, _name(found)), (Step.ROUTE, _route(found)), (Step.NEIGHBOUR, _neighbour(found))):
         if step is failed:
             text = f"{ex.message} [{ex.errno_name}]"
-            findings.append(
-                Finding(step, Sign.BAD, figure or "-", text, ex.hint or "", rule=_resolution_rule(ex, step))
-            )
+            command = ex.hint or ""
+            if not command and step is Step.NEIGHBOUR and ex.route is not None:
+                command = f"ping -I {ex.route.interface} {ex.route.gateway or ex.route.destination}"
+            findings.append(Finding(step, Sign.BAD, figure or "-", text, command, rule=_resolution_rule(ex, step)))
             break
         findings.append(Finding(step, Sign.GOOD, figure))
+    before = found.hardware_address_before
+    if before and failed is None:
+        text = f"it was {before} before: connected ids of Linux 6.0 and newer get UNREACHABLE"
+        command = "taking that as a disconnect, and connecting again"
+        findings[-1] = replace(findings[-1], meaning=text, command=command, rule="C5")
     return findings
 
 
@@ -88,7 +97,7 @@ def _route(found: Resolution) -> str:
 def _neighbour(found: Resolution) -> str:
     near = found.explanation.neighbour
     if near is None:
-        return "none needed"
+        return "none needed" if found.explanation.error is None else ""
     at = f" is at {near.link_layer_address}" if near.link_layer_address else ""
     return f"{near.address}{at} ({near.state})"
 

@@ -38,8 +38,9 @@ class Resolution:
     #: Payload of the longest packet.
     path_mtu: int = 0
     interface_mtu: int = 0
-    #: The address of the next hop's hardware, as text.
+    #: The address of the next hop's hardware, as text, and the one of the round before if that was another.
     hardware_address: str = ""
+    hardware_address_before: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from rdmacm.address import interface_text
 from rdmacm.addrinfo import AddrInfo
@@ -47,6 +48,7 @@ class Measurer:
         self._source = source
         self._timeout = timeout
         self._count = count
+        self._hardware_address = ""
 
     # -- resolution -------------------------------------------------------------------------------------------
 
@@ -80,7 +82,9 @@ class Measurer:
         cmid, found = self.resolved(self._target.space, self._target.port)
         if cmid is not None:
             cmid.destroy()
-        return found
+        before, known = self._hardware_address, found.hardware_address
+        self._hardware_address = known or before
+        return replace(found, hardware_address_before=before) if before and known and before != known else found
 
     # -- connection manager -----------------------------------------------------------------------------------
 

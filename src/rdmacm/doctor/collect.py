@@ -18,7 +18,7 @@ from rdmacm.doctor import firewall
 from rdmacm.doctor.connection_rules import CLASS_VARIABLES, DEVICE_VARIABLES
 from rdmacm.doctor.descriptors import is_readable
 from rdmacm.doctor.gid_rules import INDEX_VARIABLES
-from rdmacm.doctor.view import UNLIMITED, Firewall, Host, KernelDevice, KernelPort, PortOwner, Unit, ip_text
+from rdmacm.doctor.view import UNLIMITED, Bond, Firewall, Host, KernelDevice, KernelPort, PortOwner, Unit, ip_text
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.net import open_network
 from rdmacm.net.tables import Route, RoutingRule, Tables
@@ -334,11 +334,17 @@ def _network(
             own.close()
 
 
-def _stacked(sources: Sources) -> tuple[dict[str, str], frozenset[str]]:
+def _stacked(sources: Sources) -> tuple[dict[str, str], dict[str, Bond]]:
     """The interface below each VLAN, and the bonds, of /proc/net."""
     vlans = dict(re.findall(r"^(\S+)\s*\|\s*\d+\s*\|\s*(\S+)", sources.net("vlan/config"), re.MULTILINE))
     folder = "proc/thread-self/net/bonding" if sources.is_live else "proc/net/bonding"
-    return vlans, frozenset(sources.names(folder))
+    return vlans, {name: _bond(sources.text(f"{folder}/{name}")) for name in sources.names(folder)}
+
+
+def _bond(text: str) -> Bond:
+    mode = re.search(r"^Bonding Mode: (.*)", text, re.MULTILINE)
+    failures = re.findall(r"^Link Failure Count: (\d+)", text, re.MULTILINE)
+    return Bond(mode[1] if mode else "", sum(map(int, failures)))
 
 
 def _sysctls(sources: Sources, interfaces: Sequence[Interface]) -> dict[str, str]:

@@ -151,6 +151,21 @@ def unread_events(host: Host) -> Outcome:
     return Found(text, command, is_note=True)
 
 
+def moving_address(host: Host) -> Outcome:
+    names = {face.name for face in host.rdma_interfaces()}
+    names |= {host.vlans[name] for name in names if name in host.vlans}
+    moving = sorted(name for name in names if name in host.bonds and host.bonds[name].moves_address)
+    if not moving:
+        return Quiet("no bond here changes its MAC address; a peer's change is seen by those who are connected only")
+    name, bond = moving[0], host.bonds[moving[0]]
+    text = f"{name} has another MAC address after a failure of a link ({bond.mode}), {bond.failures} so far"
+    return Found(
+        f"{text}: peers with Linux 6.0 or newer get UNREACHABLE on connections that work",
+        "mode active-backup with fail_over_mac none, or 802.3ad; peers that take it as a disconnect, and connect again",
+        is_note=True,
+    )
+
+
 def faulty_kernel(host: Host) -> Outcome:
     if not any(device.driver == "rdma_rxe" for device in host.devices):
         return Unasked("no rxe device")

@@ -94,11 +94,14 @@ RULES = (
         Evidence.MAINTAINER,
         "answer of the peer",
         ("RDMA_CM_EVENT_UNREACHABLE on a connection that works",),
-        "No examination shows it: the change has passed by then. It is seen as it happens, in the message of the event "
-        "(rdmacm) and by `ip monitor neigh`; in a capture of both sides of the change, `rdmacm trace` tells it.",
+        "An RDMA interface is a bond, or a VLAN on one, of mode active-backup with fail_over_mac active, or "
+        "balance-alb: /proc/net/bonding. A note, with how often links have failed. That a peer's address has changed "
+        "is seen as it happens: in the message of the event (rdmacm), by `rdmacm check --watch`, and in a capture of "
+        "both sides of the change by `rdmacm trace`.",
         "Linux 6.0 and newer tell each id whose peer got another MAC: failover, VRRP, a bond.",
-        "take it as a disconnect, and connect again; `rdmacm trace FILE`",
-        "ofiwg/libfabric#12362; cma.c, cma_netevent_work_handler",
+        "take it as a disconnect, and connect again; a bond of mode 802.3ad, or active-backup with fail_over_mac none",
+        "ofiwg/libfabric#12362; cma.c, cma_netevent_work_handler; Documentation/networking/bonding.rst",
+        rules.moving_address,
     ),
     Rule(
         "J1",

@@ -83,7 +83,7 @@ class Rule:
     - ``finding``: what it means.
     - ``mend``: commands that mend it.
     - ``sources``: where it was reported or read.
-    - ``check``: judges a host; None for what is seen only as it happens.
+    - ``check``: judges a host.
     """
 
     id: str
@@ -95,7 +95,7 @@ class Rule:
     finding: str
     mend: str
     sources: str
-    check: Callable[[Host], Outcome] | None = None
+    check: Callable[[Host], Outcome]
 
     @property
     def is_likely(self) -> bool:
@@ -103,4 +103,4 @@ class Rule:
 
     def outcome(self, host: Host) -> Outcome:
         """What the rule says of a host."""
-        return Unasked(f"no examination shows it: rdmacm doctor {self.id}") if self.check is None else self.check(host)
+        return self.check(host)

@@ -108,6 +108,19 @@ class Firewall:
 
 
 @dataclass(frozen=True)
+class Bond:
+    """A bond. ``mode``: as /proc/net/bonding has it; ``failures``: how often links of its members have failed."""
+
+    mode: str
+    failures: int = 0
+
+    @property
+    def moves_address(self) -> bool:
+        """Whether its peers are told another MAC address when a link fails."""
+        return "fail_over_mac active" in self.mode or self.mode == "adaptive load balancing"
+
+
+@dataclass(frozen=True)
 class Unit:
     """A unit of systemd. ``settings`` are those of its files, the last wins.
 
@@ -187,9 +200,9 @@ class Host:
     addresses: tuple[InterfaceAddress, ...] = ()
     routes: tuple[Route, ...] = ()
     rules: tuple[RoutingRule, ...] = ()
-    #: VLAN interfaces and bonds: the name of the interface below, by name.
+    #: The interface below each VLAN, and the bonds, by name.
     vlans: Mapping[str, str] = field(default_factory=dict)
-    bonds: frozenset[str] = frozenset()
+    bonds: Mapping[str, Bond] = field(default_factory=dict)
     #: sysctls by path below /proc/sys; those that are not there are missing.
     sysctls: Mapping[str, str] = field(default_factory=dict)
     owners: tuple[PortOwner, ...] = ()

@@ -68,7 +68,10 @@ class End:
 
 @dataclass(slots=True)
 class Unreachable:
-    """ICMP errors of one kind: the sender's address, type and code, and for "too big" the MTU."""
+    """ICMP errors of one kind: the sender's address, type and code, and for "too big" the MTU.
+
+    ``about``: the end whose packets they quote; ``last``: the time of the last one.
+    """
 
     version: int
     sender: bytes
@@ -76,6 +79,13 @@ class Unreachable:
     code: int
     mtu: int = 0
     count: int = 1
+    about: int = 0
+    last: int = 0
+
+    @property
+    def kind(self) -> tuple[int, int, bytes, int]:
+        """What errors of one kind have in common."""
+        return self.type, self.code, self.sender, self.about
 
 
 @dataclass(slots=True, eq=False)

@@ -100,23 +100,27 @@ class Unreachables:
         error = Unreachable(version, split(pair)[0], data[0], data[1])
         if is_too_big(error):
             error.mtu = int.from_bytes(data[6:8] if version == 4 else data[4:8], "big")
-        connection = self._about(version, data[8:])
-        if connection is None:
+        found = self._about(version, data[8:])
+        if found is None:
             return
+        connection, quoted = found
+        error.about = int(quoted == connection.ends[1].address + connection.ends[0].address)
+        error.last = now
         side = {connection.ends[0].address: 0, connection.ends[1].address: 1}.get(error.sender)
         name = "ICMP" if side is not None else f"ICMP from {address_text(error.sender)}"
         connection.note(now, side, name, describe(error), (version, error.type, error.code, error.mtu, error.sender))
         connection.last = max(connection.last, now)
         for known in connection.unreachable:
-            if (known.type, known.code, known.sender) == (error.type, error.code, error.sender):
+            if known.kind == error.kind:
                 known.count += 1
+                known.last = now
                 known.mtu = error.mtu or known.mtu
                 return
         if len(connection.unreachable) < 16:
             connection.unreachable.append(error)
 
-    def _about(self, version: int, packet: bytes) -> Connection | None:
-        """The connection of the packet that an error quotes."""
+    def _about(self, version: int, packet: bytes) -> tuple[Connection, Pair] | None:
+        """The connection of the packet that an error quotes, and the addresses of that packet."""
         if version == 4:
             header = (packet[0] & 0xF) * 4 if packet else 0
             if header < 20 or len(packet) < header + 8:
@@ -132,10 +136,15 @@ class Unreachables:
         if len(packet) < at + 8:
             return None
         if protocol == 6:
-            return self._connections.streams.get((pair, packet[at : at + 4]))
+            stream = self._connections.streams.get((pair, packet[at : at + 4]))
+            return None if stream is None else (stream, pair)
         if protocol != 17 or int.from_bytes(packet[at + 2 : at + 4], "big") != ROCE_PORT:
             return None
-        bth = at + 8
+        connection = self._of_rdma(pair, packet, at + 8) or self._connections.latest.get(pair)
+        return None if connection is None else (connection, pair)
+
+    def _of_rdma(self, pair: Pair, packet: bytes, bth: int) -> Connection | None:
+        """The connection of a packet of RoCEv2, if the error quotes enough of it."""
         if len(packet) >= bth + 12:
             qpn = BTH_STRUCT.unpack_from(packet, bth)[3] & QPN_MASK
             # The connection's id is the first field of most messages, behind a DETH and the header of a MAD.
@@ -147,4 +156,4 @@ class Unreachables:
             half = self._connections.halves.get((pair, qpn))
             if half is not None:
                 return half.connection
-        return self._connections.latest.get(pair)
+        return None

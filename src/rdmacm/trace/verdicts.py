@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.proto.constants import DEFAULT_PKEY, PKEY_BITS
 from rdmacm.proto.mad import MAD_SIZE
-from rdmacm.trace.connection import IWARP, SA, TCP, UD, Connection, Half, address_text
+from rdmacm.trace.connection import IWARP, SA, TCP, UD, Connection, Half, Unreachable, address_text
 from rdmacm.trace.internet import describe, is_too_big
 from rdmacm.trace.management import mtu_of, private_text, rejection_name
 from rdmacm.trace.opcodes import ACCESS_ERROR, INVALID_REQUEST, OPERATIONAL_ERROR
@@ -172,9 +172,14 @@ class Judge:
 def _unreachable(connection: Connection) -> Verdict | None:
     if not connection.unreachable or (connection.rejected is not None and connection.rejected_by == 1):
         return None
-    error = connection.unreachable[-1]
-    by = "" if error.sender == connection.ends[1].address else f", says {address_text(error.sender)}"
-    peer = connection.ends[1].host
+    return _undelivered(connection, connection.unreachable[-1])
+
+
+def _undelivered(connection: Connection, error: Unreachable) -> Verdict:
+    """What an ICMP error says, whether of requests or of data."""
+    end = connection.ends[1 - error.about]
+    by = "" if error.sender == end.address else f", says {address_text(error.sender)}"
+    peer = end.host
     what = describe(error)
     count = f" ({_times(error.count)})" if error.count > 1 else ""
     if is_too_big(error):
@@ -270,6 +275,13 @@ def _stuck(connection: Connection, half: Half) -> Verdict | None:
     """A half whose oldest request is sent again and again, and never acknowledged."""
     peer = connection.ends[1 - connection.halves.index(half)].host
     reverse = half.reverse
+    oldest = half.outstanding[0] if half.outstanding else half.current
+    if half.rounds >= 2 or half.asked_again >= 2:
+        # Errors of before, such as those of a request that came before its listener, are not the cause.
+        since = oldest.start if oldest is not None else half.last
+        for error in reversed(connection.unreachable):
+            if error.last >= since and not is_too_big(error):
+                return _undelivered(connection, error)
     if half.asked_again >= 2 and reverse is not None and reverse.longest_payload > MAD_SIZE:
         return Verdict(
             FAILED,
@@ -278,7 +290,7 @@ def _stuck(connection: Connection, half: Half) -> Verdict | None:
             f"got to {connection.ends[connection.halves.index(half)].host}, which asked for them again "
             f"{_times(half.asked_again)}, shorter packets did",
         )
-    if half.rounds < 2 or not (half.outstanding or half.current):
+    if half.rounds < 2 or oldest is None:
         return None
     if reverse is not None and reverse.rnr and reverse.last >= half.last - 2 * 10**9:
         times = _times(reverse.rnr, "RNR NAK")
@@ -306,8 +318,6 @@ def _stuck(connection: Connection, half: Half) -> Verdict | None:
                 f"the path MTU is larger than the way: responses to a READ, of {expected} bytes each, never came from "
                 f"{peer} ({rounds}), shorter packets did",
             )
-    if connection.unreachable:
-        return Verdict(FAILED, "C5", f"{peer} cannot be reached any more (ICMP {describe(connection.unreachable[-1])})")
     if not passed:
         return Verdict(
             FAILED, "G1", f"{peer} never acknowledged anything ({rounds}): likely a GID of another version or network"
