@@ -70,7 +70,7 @@ class Driver:
 
 
 class Id:
-    def _reported(self) -> None: ...
+    def _reported(self, _: int, /) -> None: ...
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ class Spinning:
     is_real_time = in_use = True
     only_reads = False
     progress_due = inf
+    signals_due = inf
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -15,7 +15,7 @@ from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 class Owner:
     reported = 0
 
-    def _reported(self) -> None:
+    def _reported(self, _: int, /) -> None:
         self.reported += 1
 
 

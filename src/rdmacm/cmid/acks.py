@@ -58,20 +58,15 @@ class EventOwner:
     """Counts events that are fetched and acknowledged: those of an id, or of one join of a group."""
 
     __slots__ = {
-        "_events_reported": "How many events were fetched; the provider's lock guards it.",
         "_events_completed": "How many events were acknowledged; ACK_LOCK guards it.",
-        "_holders": "The threads that hold an event, once for each event.",
+        "_holders": "The threads that hold an event that was fetched, once for each event.",
+        "_reported": "See :class:`rdmacm.provider.Owner`.",
     }
 
     def __init__(self) -> None:
-        self._events_reported = 0
         self._events_completed = 0
         self._holders: list[int] = []
-
-    def _reported(self) -> None:
-        """Count an event that the calling thread fetches (:class:`rdmacm.provider.Owner`)."""
-        self._events_reported += 1
-        self._holders.append(threading.get_ident())
+        self._reported = self._holders.append
 
     def _acknowledged(self, thread: int) -> None:
         """Count an event that ``thread`` fetched as acknowledged (ACK_LOCK is held)."""

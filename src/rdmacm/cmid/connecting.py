@@ -197,7 +197,6 @@ class Connecting(IdState):
 
         A second call, or one after the peer's, does nothing. EINVAL: there never was a connection.
         """
-        self._check_alive("disconnect")
         follows = self._backend.disconnect()
         if self._private and follows:
             self._await(CmEventType.DISCONNECTED)

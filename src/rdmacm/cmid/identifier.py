@@ -477,7 +477,8 @@ class CmId(Resolving, Connecting, Queues):
                 new.close()
             raise
         self._channel, self._private = new, channel is None
-        reported = self._events_reported
+        with ACK_LOCK:
+            reported = self._events_completed + len(self._holders)
         try:
             wait_acked(lambda: self._events_completed >= reported, "migrate_id")
         finally:
@@ -504,8 +505,8 @@ class CmId(Resolving, Connecting, Queues):
             if waiting.new_id is not None:  # a request that was never fetched
                 waiting.new_id.destroy()
         try:
-            if self._events_completed < self._events_reported and not self._channel._is_inherited:
-                wait_acked(lambda: self._events_completed >= self._events_reported, "destroy_id")
+            if self._holders and not self._channel._is_inherited:
+                wait_acked(lambda: not self._holders, "destroy_id")
         finally:  # an interrupt ends the wait
             if self._private:
                 self._channel.close()

@@ -62,7 +62,7 @@ class Groups(list[GroupMembership]):
         membership._check_holder("leave_multicast", "group", str(membership.group))
         self.drop(backend, membership)
         if wait:
-            wait_acked(lambda: membership._events_completed >= membership._events_reported, "leave_multicast")
+            wait_acked(lambda: not membership._holders, "leave_multicast")
 
     def drop(self, backend: MulticastBackend, membership: GroupMembership) -> None:
         """End a join, without waiting."""

@@ -180,7 +180,6 @@ class Resolving(IdState):
         the routing tables; ENODEV where no InfiniBand port will do; EINVAL for a negative timeout, another address
         family, a source other than the bound one, or ``dst_addr`` None, as the entry of a passive lookup has it.
         """
-        self._check_alive("resolve_addr")
         if dst_addr is None:
             raise cm_error(errno.EINVAL, "there is no destination", "resolve_addr")
         destination = lookup_address(dst_addr)
@@ -203,7 +202,6 @@ class Resolving(IdState):
         the kernel; ENETUNREACH: no subnet administrator is known; EINVAL: a timeout of 0 or less, or the address is not
         resolved.
         """
-        self._check_alive("resolve_route")
         self._backend.resolve_route(timeout_ms, alternate)
         if self._private:
             self._await(CmEventType.ROUTE_RESOLVED, CmEventType.ROUTE_ERROR)

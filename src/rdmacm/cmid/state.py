@@ -17,7 +17,7 @@ from rdmacm.cmid.multicast import Groups
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent
-from rdmacm.provider.cmstate import State
+from rdmacm.provider.cmstate import State, destroyed
 from rdmacm.provider.connparam import ConnParam
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
@@ -127,9 +127,12 @@ class IdState(EventOwner):
         self._groups = Groups()
 
     def _check_alive(self, call: str) -> None:
-        """Raise ENXIO if the id is destroyed, by :meth:`CmId.destroy` or with its channel."""
+        """Raise ENXIO if the id is destroyed, by :meth:`CmId.destroy` or with its channel.
+
+        For calls that do more than call the backend, which raises the same.
+        """
         if self._closed or self._backend.state is State.DESTROYING:
-            raise CmStateError(errno.ENXIO, "the id has been destroyed", call, hint="a new id")
+            raise destroyed(call)
 
     def _bound(self, call: str) -> Context:
         """The device of the id; EINVAL if it is bound to none."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +56,17 @@ _simulate: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assign
 _users: set[object] = set()
 #: The signals whose handlers have been wrapped.
 _wrapped: set[int] = set()
+#: The main thread, which is asked for with each look. In a child of fork(2) it is the thread that has forked.
+_main_thread = threading.main_thread().ident
+
+
+def _forked() -> None:
+    global _main_thread
+    _main_thread = threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @interruptible
@@ -71,7 +83,7 @@ def guard(user: object) -> bool:
 def unguard(user: object) -> None:
     """Undo :func:`guard`. After the last user, the handlers are as they were."""
     _users.discard(user)
-    if not _users and _is_main_thread():
+    if not _users and threading.get_ident() == _main_thread:
         for number in tuple(_wrapped):  # a handler that is restored may run at once
             _wrapped.discard(number)
             handler = _signal.getsignal(number)
@@ -82,7 +94,7 @@ def unguard(user: object) -> None:
 
 def refresh() -> bool:
     """Wrap the handlers that are new. False in other threads than the main one, which cannot."""
-    if not _is_main_thread():
+    if threading.get_ident() != _main_thread:
         return False
     getsignal = _signal.getsignal
     for number in _SIGNALS:
@@ -93,10 +105,6 @@ def refresh() -> bool:
                 _wrapped.add(number)
                 _signal.signal(number, _Deferring(handler))
     return True
-
-
-def _is_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
 
 
 def _is_asyncio(handler: object) -> bool:

@@ -14,6 +14,7 @@ import errno
 from collections import deque
 from collections.abc import Callable, Iterable
 from socket import AF_INET
+from threading import get_ident
 from typing import Protocol
 
 from rdmacm.address import InetAddr
@@ -87,9 +88,10 @@ class KernelQueue:
             raise cm_error(errno.EBADF, why, "get_cm_event")
         event = self._events.popleft() if self._events else self._fetch()
         if event is not None:
-            event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
+            thread = get_ident()
+            event.owner._reported(thread)  # under the lock: who destroys the id waits for this event or discards it
             if event.join is not None:
-                event.join._reported()
+                event.join._reported(thread)
             self._pollable.signal(bool(self._events))
         return event
 

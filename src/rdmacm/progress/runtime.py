@@ -156,8 +156,8 @@ class Runtime:
         self.only_reads = False
         #: Whether the caller that has fetched an event has more of them to fetch, and so will be back soon.
         self.has_more_events = False
-        #: When the signal handlers are looked at again, in seconds of ``clock``.
-        self._signals_due = 0.0 if self.is_real_time else inf
+        #: When the signal handlers are looked at again (:meth:`see_signals`), in seconds of ``clock``.
+        self.signals_due: float = 0.0 if self.is_real_time else inf
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
         #: The threads that wait.
@@ -204,18 +204,19 @@ class Runtime:
             now = self.clock()
         self.now = now
         self.progress_due = now + (_READING_INTERVAL if self.only_reads else _PROGRESS_INTERVAL)
-        if now >= self._signals_due:
+        if now >= self.signals_due:
             self.see_signals(now)
         try:
             self.driver.progress(now, result_queue)
         except Exception as error:
             self.errors.report("progress", "a step of progress is incomplete", error)
-        self.fire_timers(now)
+        if self._timers.heap.earliest <= now or self._armed_for <= now:
+            self.fire_timers(now)
 
     def see_signals(self, now: float) -> None:
-        """Look for new signal handlers, if that is due."""
-        if now >= self._signals_due and handlers.refresh():
-            self._signals_due = now + handlers.INTERVAL
+        """Look for new signal handlers: they are due."""
+        if handlers.refresh():
+            self.signals_due = now + handlers.INTERVAL
 
     def poll(self, result_queue: Sized = ()) -> bool:
         """Progress for a caller that polls: packets in each call, everything else once a millisecond.
@@ -260,12 +261,9 @@ class Runtime:
 
     def fire_timers(self, now: float | None = None) -> None:
         """Call the callbacks that are due at ``now``, by default the time of ``clock``. The lock is held."""
-        earliest = self._timers.heap.earliest
-        if self._armed_for == earliest == inf:
-            return
         if now is None:
             now = self.clock()
-        if earliest <= now:
+        if self._timers.heap.earliest <= now:
             self._timers.fire(now)
         if self._armed_for <= now:  # a timer descriptor that has fired stays readable until it is armed again
             self._arm(self._timers.heap.next_deadline())
@@ -306,7 +304,7 @@ class Runtime:
             if not self._users:
                 self.driver.opened()
                 if handlers.guard(self) and self.is_real_time:
-                    self._signals_due = self.clock() + handlers.INTERVAL
+                    self.signals_due = self.clock() + handlers.INTERVAL
             self._users[user] = None
 
     def release(self, user: object) -> None:

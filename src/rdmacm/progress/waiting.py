@@ -47,6 +47,8 @@ class Progress(Protocol):
     #: When the last progress or poll began, and when progress has to be made again, in seconds of ``clock``.
     now: float
     progress_due: float
+    #: When the signal handlers are looked at again, in seconds of ``clock``.
+    signals_due: float
     #: Whether progress consists of reading descriptors that poll readable, so that a thread may sleep without it.
     only_reads: bool
 
@@ -103,7 +105,8 @@ class Waiters:
             run_finalizers()
         now = runtime.now = runtime.clock()
         with runtime.lock:
-            runtime.see_signals(now)  # before a result is taken
+            if now >= runtime.signals_due:
+                runtime.see_signals(now)  # before a result is taken
             found = done() if look is None else look()
             if found:
                 # A caller that takes queued results makes progress too, now and then. Otherwise the helper thread

@@ -172,8 +172,8 @@ class TellsUndelivered(Protocol):
 class Owner(Protocol):
     """The API object that an id backend works for. A backend refers to it weakly, or it would never be collected."""
 
-    def _reported(self) -> None:
-        """Count an event of this owner; called in the thread that fetches the event, with the lock held."""
+    def _reported(self, thread: int, /) -> None:
+        """A thread, which calls this with the lock held, fetches an event of this owner."""
 
 
 class QueuedEvent(NamedTuple):
@@ -330,6 +330,7 @@ class AlternatePathBackend(Protocol):
 class IdBackend(MulticastBackend, Protocol):
     """One rdma_cm_id inside a provider. Its states are those of :mod:`rdmacm.provider.cmstate`.
 
+    The calls of a destroyed id raise :func:`rdmacm.provider.cmstate.destroyed`.
     The API reads the attributes at any time, without the lock; after :meth:`destroy` they may be as they were or as at
     the beginning.
     """

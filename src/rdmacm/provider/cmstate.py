@@ -30,6 +30,8 @@ from collections.abc import Callable
 from enum import Enum, IntEnum
 from typing import ClassVar
 
+from rdmacm.errors import CmStateError
+
 
 class State(IntEnum):
     """The kernel's states of an id. Values are those of ``enum rdma_cm_state``; the last two were added in 2025."""
@@ -156,6 +158,11 @@ OPTION_STATES: dict[str, frozenset[State]] = {
     "REUSEADDR off": frozenset({_S.IDLE}),
     "AFONLY": frozenset({_S.IDLE, _S.ADDR_BOUND}),
 }
+
+
+def destroyed(call: str) -> CmStateError:
+    """The error of a call on an id in DESTROYING."""
+    return CmStateError(errno.ENXIO, "the id has been destroyed", call, hint="a new id")
 
 
 def refusal(state: State) -> int:

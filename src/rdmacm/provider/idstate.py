@@ -12,7 +12,7 @@ from rdmacm.errors import CmStateError
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import IdOptions, Owner
-from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, refusal
+from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger, destroyed, refusal
 from rdmacm.verbs.device import Context
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class CommonIdState:
 
     def refuse(self, call: str) -> CmStateError:
         """The error of a call that the state does not allow."""
+        if self.state is State.DESTROYING:
+            return destroyed(call)
         return CmStateError(
             refusal(self.state), f"not allowed in state {self.state.name}", call, hint=_HINTS.get(self.state)
         )

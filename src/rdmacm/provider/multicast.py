@@ -13,8 +13,8 @@ from rdmacm.address import Address
 class GroupJoin(Protocol):
     """One join of a group by an id: the API's object. A backend holds it until the group is left."""
 
-    def _reported(self) -> None:
-        """Count an event of this join; called in the thread that fetches the event, with the lock held."""
+    def _reported(self, thread: int, /) -> None:
+        """A thread, which calls this with the lock held, fetches an event of this join."""
 
 
 class MulticastBackend(Protocol):

@@ -41,6 +41,8 @@ class Found(NamedTuple):
     source: bytes
     #: (family, interface index, packed address) of the neighbour to find; None if none is needed.
     next_hop: tuple[int, int, bytes] | None
+    #: The GID of the destination; None on IPoIB, where :func:`destination_gid` finds it.
+    dgid: Gid | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -157,7 +159,8 @@ def find(network: Network, lookup: Lookup) -> Found:
     if chosen is None:
         raise _no_port(host, query)
     next_hop = _next_hop(host, lookup.destination, route, chosen.view)
-    lookup.found = found = Found(route, chosen.view, chosen.row, query.source, next_hop)
+    dgid = None if isinstance(chosen.view, IpoibPortView) else Gid.from_ip(lookup.destination.ip)
+    lookup.found = found = Found(route, chosen.view, chosen.row, query.source, next_hop, dgid)
     if len(host.choices) < _MAX_CHOICES:
         host.choices[question] = query, found
     return found
@@ -234,7 +237,8 @@ def destination_gid(lookup: Lookup) -> Gid:
     assert found is not None
     view, kind = found.view, found.route.kind
     if not isinstance(view, IpoibPortView):
-        return Gid.from_ip(destination.ip)
+        assert found.dgid is not None
+        return found.dgid
     if kind == "local":
         owners = lookup.host.find_addresses(destination.ip)
         return next((owner for owner in owners if owner.view is view), owners[0]).row.gid

@@ -25,7 +25,9 @@ def find_route(
     :func:`pinned_interface` for ``bound``.
     """
     given = source.ip if source is not None and not source.is_any else None
-    ifindex = pinned_interface(host, destination, given, bound)
+    ifindex = 0
+    if given is not None or destination.scope_id:
+        ifindex = pinned_interface(host, destination, given, bound)
     if not ifindex and destination.family == AF_INET6 and destination.is_link_local and not host.owns(destination.ip):
         raise _scope_needed(destination)
     if source is not None and given is not None and not source.is_loopback and not host.owns(given):

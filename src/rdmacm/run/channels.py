@@ -40,7 +40,7 @@ class Target:
         #: How many of its events the program has read.
         self.reported: int = 0
 
-    def _reported(self) -> None:
+    def _reported(self, _: int, /) -> None:
         """See :class:`rdmacm.provider.Owner`: an event counts once the program has read it, which is later."""
 
 

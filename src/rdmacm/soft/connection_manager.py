@@ -203,7 +203,6 @@ class ConnectionManager:
 
     def leave(self, connection: CmConnection) -> None:
         """End a connection whose id is being destroyed: the peer gets a DREQ or REJ, if one is due."""
-        connection.owner = None
         if self._agent is not None and connection.state is not CmState.IDLE:
             before, now = connection.state, self._runtime.clock()
             self._agent.destroy(connection.comm_id, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import NamedTuple, Protocol
 
 from rdmacm.constants import CmEventType
@@ -147,9 +148,10 @@ class SoftQueue:
                 del self._of[event.owner]
             found = event if isinstance(event, QueuedEvent) else event.take()
             if found is not None:
-                found.owner._reported()  # under the lock: a thread that destroys the id counts it or discards it
+                thread = get_ident()
+                found.owner._reported(thread)  # under the lock: who destroys the id waits for it or discards it
                 if found.join is not None:
-                    found.join._reported()
+                    found.join._reported(thread)
                 break
         more = self._runtime.has_more_events = bool(self._of)
         if self._is_polled:

@@ -94,12 +94,10 @@ class SoftHost:
         self.statistics: CountersServer = CountersServer(self._locked_counters)
         #: Serves peers while the application does not wait or poll.
         self.helper: Helper = Helper(runtime, self.mux, self.statistics)
-        #: Names the port table that the processes of a network namespace share.
-        self._namespace = namespace
-        #: The port table that the caller gave, if any. It is used again after :meth:`released`.
-        self._given_ports = ports
-        #: The port table in use; None until it is needed.
-        self._ports = ports
+        #: The port table: the one that the processes of a network namespace share, or that the caller gave.
+        self.ports: PortTable = PortTable(namespace) if ports is None else ports
+        #: Whether its range of free ports is the system's, which is read when the host gets into use.
+        self._reads_port_range = ports is None
         #: The current view; None before the first look.
         self._view: HostView | None = None
         #: A RoCE device without and with the speed of its link, by port.
@@ -197,14 +195,6 @@ class SoftHost:
         """The RoCE device with an index in the view of the last look, without another look."""
         view = self.last_view().by_key.get((index, PORT_NUM))
         return view.device if view else None
-
-    @property
-    def ports(self) -> PortTable:
-        """The namespace's port table."""
-        if self._ports is None:
-            low, high = self.network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
-            self._ports = PortTable(self._namespace, (low, high))
-        return self._ports
 
     def _apply(self, change: Change) -> None:
         if change.links or change.lost:
@@ -345,6 +335,9 @@ class SoftHost:
 
     def opened(self) -> None:
         self.network.open()
+        if self._reads_port_range:
+            low, high = self.network.setting("net/ipv4/ip_local_port_range", *self.ports.ephemeral)
+            self.ports.ephemeral = low, high
 
     def deadlines_changed(self) -> None:
         self.helper.wake()
@@ -355,9 +348,7 @@ class SoftHost:
         self.ib.close()
         self.mux.close()
         self.network.close()
-        if self._ports is not None:
-            self._ports.close()
-            self._ports = self._given_ports
+        self.ports.close()
         self._view = None
         self._link_speeds.clear()
         self._next_hops.clear()
@@ -382,5 +373,4 @@ class SoftHost:
         self.network.close()
         self.ib.abandon()
         self.mux.abandon()
-        if self._ports is not None:
-            self._ports.abandon()
+        self.ports.abandon()

@@ -205,14 +205,14 @@ class PortTable:
     def __init__(
         self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
     ) -> None:
-        #: The name of the file: of the one that all users share, unless another user denies it.
-        self._name = _PREFIX + ("".join(c for c in namespace if c.isalnum()) or "host")
+        #: The name of the file that all users share, and of the one in use, which differs if another user denies it.
+        self._shared = self._name = _PREFIX + ("".join(c for c in namespace if c.isalnum()) or "host")
         #: The directories to try.
         self._directories = (directory,) if directory else _DIRECTORIES
         #: The directory in use; None before the file is needed, or if none can be written to.
         self._directory: str | None = None
         #: The range of free ports, both ends included.
-        self._ephemeral = ephemeral
+        self.ephemeral: tuple[int, int] = ephemeral
         #: The owners in this process, by port space and port number.
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
         #: The next free port to try, as an offset in ``ephemeral``, and how many ports are left of the run.
@@ -232,7 +232,7 @@ class PortTable:
         self._directory = next((d for d in self._directories if os.access(d, os.W_OK | os.X_OK)), None)
         if self._directory is None:
             return self._private()
-        shared = self._name
+        shared = self._shared
         for name in (shared, f"{shared}-{os.geteuid()}"):
             self._name = name
             try:
@@ -338,16 +338,13 @@ class PortTable:
         EACCES for a privileged port. EADDRINUSE or, as in the kernel if a wildcard is involved, EADDRNOTAVAIL for a
         conflict; EADDRNOTAVAIL if no port is free.
         """
-        if not owner.port:
-            self._bind_free_port(owner)
+        if owner.port:
+            if owner.port < _PRIVILEGED and not may_bind_privileged():
+                hint = f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE (rdmacm doctor A9)"
+                raise cm_error(errno.EACCES, f"port {owner.port} is privileged", "bind_addr", hint=hint)
+            self._bind_port(owner)
             return
-        if owner.port < _PRIVILEGED and not may_bind_privileged():
-            hint = f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE (rdmacm doctor A9)"
-            raise cm_error(errno.EACCES, f"port {owner.port} is privileged", "bind_addr", hint=hint)
-        self._bind_port(owner)
-
-    def _bind_free_port(self, owner: PortOwner) -> None:
-        low, high = self._ephemeral
+        low, high = self.ephemeral
         count = high - low + 1
         if self._run <= 0:
             self._next, self._run = secrets.randbelow(count), _RUN

@@ -148,16 +148,19 @@ def test_requests_to_a_peer_that_has_not_answered_leave_alone(pair: Pair) -> Non
     pair.a.mux.open()
     gsi = pair.a.mux.gsi
     gsi.on_mad = lambda data, path, now: send(pair, requests(3))
+    gsi.outbox.is_held = True
     for each in requests(3):
-        gsi.outbox.add(TO_B, 0, each)
+        gsi.send_mad(TO_B, each)
+    gsi.outbox.is_held = False
     gsi.outbox.send()
     assert sent_by(pair) == [[each] for each in requests(3)]
     answer(pair, requests(3))
     assert sent_by(pair) == [requests(3)]
     send(pair, requests(1))
     gsi._undelivered(Undelivered(pair.net.sent.pop()[1], B, errno.ECONNREFUSED, B))
+    gsi.outbox.is_held = True
     for each in requests(2):
-        gsi.outbox.add(TO_B, 0, each)
+        gsi.send_mad(TO_B, each)
     gsi.outbox.send()
     assert sent_by(pair) == [[each] for each in requests(2)]
 

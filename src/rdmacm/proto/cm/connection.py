@@ -87,7 +87,7 @@ class CmConnection:
     request: REQ | SIDR_REQ
     #: That of the request, which its answers repeat.
     transaction_id: int
-    #: Who is told what happens to it; None: nobody.
+    #: Who is told what happens to it; None: nobody, as once the user has destroyed it.
     owner: ConnectionOwner | None = None
     state: CmState = CmState.IDLE
     #: The PSN the peer starts with: the receive PSN of the local queue pair.
@@ -126,8 +126,6 @@ class CmConnection:
     is_put_off: bool = False
     #: How many MADs may be sent to a peer that has not answered yet; None once it has, and for an active side.
     allowance: int | None = None
-    #: The user has destroyed the connection and gets no more events.
-    is_muted: bool = False
 
     #: The path that messages take after a migration; None while they take the first one.
     migrated: Hashable = None

@@ -78,6 +78,10 @@ _REASONS = {
 
 _GUID_SIZE = 8
 
+#: How many lower bits of a communication id do not belong to its prefix.
+_ID_BITS = 20
+_ID_MASK = (1 << _ID_BITS) - 1
+
 #: States of the passive side in which the peer may not have got the REP.
 _BEFORE_RTU = AWAITING_USER | {CmState.REP_SENT, CmState.MRA_REP_RCVD}
 
@@ -220,7 +224,7 @@ class Agent:
             retry_interval=2 * seconds(packet_life_time) + seconds(request.remote_cm_response_timeout),
             retries=request.max_cm_retries,
         )
-        self._connections.add(connection)
+        self._connections.by_id[comm_id] = connection
         self._step(connection, CmTrigger.CONNECT, now, packed=packed)
         return comm_id
 
@@ -292,6 +296,7 @@ class Agent:
         """Give up a connection in any state. Its owner is told nothing more."""
         connection = self._connections.get(comm_id)
         if connection is not None:
+            connection.owner = None
             self._step(connection, CmTrigger.DESTROY, now)
 
     # -- calls: alternate paths -------------------------------------------------------------------------------
@@ -355,7 +360,7 @@ class Agent:
             retry_interval=seconds(_SIDR_RESPONSE_TIMEOUT),
             retries=_SIDR_RETRIES,
         )
-        self._connections.add(connection)
+        self._connections.by_id[comm_id] = connection
         self._step(connection, CmTrigger.RESOLVE, now, packed=packed)
         return comm_id
 
@@ -464,7 +469,8 @@ class Agent:
         connection.av_timeout = req.primary.local_ack_timeout
         connection.retry_interval = seconds(req.local_cm_response_timeout)
         connection.retries = req.max_cm_retries
-        self._connections.add(connection)
+        self._connections.by_id[connection.comm_id] = connection
+        self._connections.add_remote(connection)
         self._step(connection, CmTrigger.REQ, now, req)
         if self._mra_service_timeout is not None:
             self._step(connection, CmTrigger.ALLOW_MRA, now)
@@ -585,7 +591,8 @@ class Agent:
             return found
         connection = self._new_passive(req, tid, path, found)
         connection.remote_comm_id = req.request_id
-        self._connections.add(connection)
+        self._connections.by_id[connection.comm_id] = connection
+        self._connections.add_remote(connection)
         self._step(connection, CmTrigger.SIDR_REQ, now, req)
         return None
 
@@ -603,7 +610,7 @@ class Agent:
                     if request.transport != listener.transport:
                         found = DropReason.TRANSPORT
                         continue
-                if len(listener.requests) >= listener.backlog and not self._make_room(listener, path):
+                if len(listener.requests.sources) >= listener.backlog and not self._make_room(listener, path):
                     return DropReason.BACKLOG
                 return DropReason.FULL if len(self._connections.by_id) >= self.max_connections else listener
         return found
@@ -681,6 +688,7 @@ class Agent:
         return connection
 
     def _new_comm_id(self, step: str) -> int:
+        """A random communication id that no connection has, or had a moment ago; ENOMEM if there are too many."""
         if len(self._connections.by_id) >= self.max_connections:
             raise cm_error(
                 errno.ENOMEM,
@@ -688,7 +696,13 @@ class Agent:
                 step,
                 hint="fewer connections at a time; one that has ended counts until its TIMEWAIT is over",
             )
-        return self._connections.free_id(self._random, self._id_prefix)
+        used, freed = self._connections.by_id, self._connections.freed
+        while True:
+            comm_id = self._random.getrandbits(32)
+            if self._id_prefix is not None:
+                comm_id = self._id_prefix << _ID_BITS | comm_id & _ID_MASK
+            if comm_id and comm_id not in used and comm_id not in freed:
+                return comm_id
 
 
 #: What an MRA of a message other than a REQ is to the connection that has sent the message.

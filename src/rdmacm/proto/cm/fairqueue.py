@@ -25,23 +25,23 @@ class FairQueue(Generic[T]):
     [1, 4, 2, 3, None]
     """
 
-    __slots__ = ("_by_source", "_largest", "_sizes", "_sources")
+    __slots__ = ("_by_source", "_largest", "_sizes", "sources")
 
     def __init__(self) -> None:
         #: The items of each source, oldest first; the source whose turn it is comes first.
         self._by_source: OrderedDict[Hashable, OrderedDict[T, None]] = OrderedDict()
-        #: The source of each item.
-        self._sources: dict[T, Hashable] = {}
+        #: The source of each item; to be read only.
+        self.sources: dict[T, Hashable] = {}
         #: The sources with a number of items, for each such number; and the largest number. None until they are needed,
         #: and again when the queue is empty.
         self._sizes: dict[int, OrderedDict[Hashable, None]] | None = None
         self._largest = 0
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self.sources)
 
     def __contains__(self, item: T) -> bool:
-        return item in self._sources
+        return item in self.sources
 
     def count(self, source: Hashable) -> int:
         """How many items a source has."""
@@ -53,7 +53,7 @@ class FairQueue(Generic[T]):
         if items is None:
             items = self._by_source[source] = OrderedDict()
         items[item] = None
-        self._sources[item] = source
+        self.sources[item] = source
         if self._sizes is not None:
             self._resized(self._sizes, source, len(items) - 1, len(items))
 
@@ -69,12 +69,12 @@ class FairQueue(Generic[T]):
 
     def discard(self, item: T) -> None:
         """Remove an item; no error if the queue does not have it."""
-        if item not in self._sources:
+        if item not in self.sources:
             return
-        source = self._sources.pop(item)
+        source = self.sources.pop(item)
         items = self._by_source[source]
         del items[item]
-        if not self._sources:
+        if not self.sources:
             self._sizes, self._largest = None, 0
         elif self._sizes is not None:
             self._resized(self._sizes, source, len(items) + 1, len(items))

@@ -85,7 +85,7 @@ class StateMachine:
                 self._user.hold_qpn(connection.local_qpn, until)
             elif after is CmState.IDLE:
                 self._connections.remove(connection)
-        if report and not connection.is_muted:
+        if report:
             concerned = self._user if is_for_user else connection.owner
             if concerned is not None:
                 try:
@@ -102,9 +102,6 @@ class StateMachine:
         connection.was_extended = False
         self._connections.set_timer(connection, now + connection.retry_interval)
         self._send(connection, packed)
-
-    def _mute(self, connection: CmConnection, *_: object) -> None:
-        connection.is_muted = True
 
     def _send_rtu(self, connection: CmConnection, *_: object) -> None:
         self._send(connection, connection.rtu_mad)
@@ -204,7 +201,6 @@ PERFORM: dict[Action, _Perform] = {
     Action.SEND_APR: StateMachine._send_apr,
     Action.CHANGE_PATH: StateMachine._change_path,
     Action.SEND_SIDR_REQ: StateMachine._send_until_answered,
-    Action.MUTE: StateMachine._mute,
     Action.SEND_RTU: StateMachine._send_rtu,
     Action.SEND_DREP: StateMachine._send_drep,
     Action.RESEND: StateMachine._resend,

@@ -8,13 +8,9 @@ from math import inf
 
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, RTU
-from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.freed import FreedNumbers
 from rdmacm.proto.timerheap import LazyTimerHeap
 
-#: How many lower bits of a communication id do not belong to its prefix.
-_ID_BITS = 20
-_ID_MASK = (1 << _ID_BITS) - 1
 #: Communication ids of ended connections that are not given again yet: the TIMEWAIT of their peers may end later, and
 #: until then a peer takes a request with such an id for a copy of an old one. They are few of the 2^20.
 _FREED_IDS = 1 << 14
@@ -28,8 +24,8 @@ class Connections:
     """
 
     __slots__ = (
-        *("_armed", "_by_remote_id", "_by_remote_qpn", "_freed", "_wake_at"),
-        *("by_id", "get", "of_peer", "of_qpn", "timers", "unasked"),
+        *("_armed", "_by_remote_id", "_by_remote_qpn", "_wake_at"),
+        *("by_id", "freed", "get", "of_peer", "of_qpn", "timers", "unasked"),
     )
 
     def __init__(self, wake_at: Callable[[float], None]) -> None:
@@ -39,7 +35,8 @@ class Connections:
         self._armed = inf
         #: By local communication id.
         self.by_id: dict[int, CmConnection] = {}
-        self._freed = FreedNumbers(_FREED_IDS)
+        #: The communication ids of the connections that were removed last.
+        self.freed = FreedNumbers(_FREED_IDS)
         #: (remote communication id, CA GUID, path) to connection. The GUID is None for a SIDR request.
         self._by_remote_id: dict[tuple[int, int | None, Hashable], CmConnection] = {}
         #: (remote QPN, CA GUID, path) to connection.
@@ -61,18 +58,6 @@ class Connections:
     def __contains__(self, comm_id: int) -> bool:
         return comm_id in self.by_id
 
-    def free_id(self, random: RandomSource, prefix: int | None) -> int:
-        """A random communication id that no connection has, or had a moment ago.
-
-        Its upper 12 bits are ``prefix``, unless that is None.
-        """
-        while True:
-            comm_id = random.getrandbits(32)
-            if prefix is not None:
-                comm_id = prefix << _ID_BITS | comm_id & _ID_MASK
-            if comm_id and comm_id not in self.by_id and comm_id not in self._freed:
-                return comm_id
-
     def of_message(self, message: RTU | DREQ | DREP | REJ | MRA | LAP | APR) -> CmConnection | None:
         """The connection that both communication ids of a message belong to."""
         connection = self.by_id.get(message.remote_comm_id)
@@ -86,12 +71,6 @@ class Connections:
         if connection is None or not connection.is_active or connection.remote_comm_id is not None:
             return None
         return connection
-
-    def add(self, connection: CmConnection) -> None:
-        """Add a new connection."""
-        self.by_id[connection.comm_id] = connection
-        if not connection.is_active:
-            self.add_remote(connection)
 
     def add_remote(self, connection: CmConnection) -> None:
         """Index a connection by the peer's communication id and queue pair, if they are known."""
@@ -124,7 +103,7 @@ class Connections:
         if self._by_remote_qpn.get((connection.remote_qpn, guid, path)) is connection:  # not released with TIMEWAIT
             self.release_qpn(connection)
         if self.by_id.pop(comm_id, None) is not None:
-            self._freed.add(comm_id)
+            self.freed.add(comm_id)
         self.unasked.pop(comm_id, None)
         self.timers.discard(comm_id)
 

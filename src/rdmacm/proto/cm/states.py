@@ -160,7 +160,6 @@ class Action(Enum):
     STOP_WAITING = "wait no more"
     RELEASE_QPN = "let the peer use its queue pair again"
     EXTEND_WAIT = "wait longer for the answer"
-    MUTE = "report no more events"
     REPORT_REQUEST = "ConnectRequest"
     REPORT_REPLY = "ConnectReply"
     REPORT_PEER_QUESTION = "PeerQuestion"
@@ -325,7 +324,7 @@ _PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.DREQ: Transition(_S.DREQ_RCVD, (Action.REPORT_DISCONNECT_REQUESTED,)),
         _T.RETRY: Transition(_S.REP_SENT, (Action.RESEND,)),
         _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
-        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ, Action.MUTE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ,)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.REP, _T.REP_STALE, _T.DREP),
         **_NO_PATHS,
         **_NOT_SIDR,
@@ -340,7 +339,7 @@ _PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.DREQ: Transition(_S.DREQ_RCVD, (Action.REPORT_DISCONNECT_REQUESTED,)),
         _T.RETRY: Transition(_S.MRA_REP_RCVD, (Action.RESEND,)),
         _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
-        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ, Action.MUTE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ,)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.REP, _T.REP_STALE, _T.DREP),
         **_NO_PATHS,
         **_NOT_SIDR,
@@ -374,7 +373,7 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         # The timer runs here only while the peer is being asked.
         _T.RETRY: Transition(_S.ESTABLISHED, (Action.AWAIT_ANSWER_AGAIN, Action.REPORT_PEER_QUESTION)),
         _T.EXHAUSTED: Transition(_S.DREQ_SENT, (Action.RELEASE_QPN, Action.SEND_DREQ)),
-        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE,)),
         # Only the active side sends a LAP, and only the passive side can receive one.
         _T.LOAD_PATH: Transition(_S.LAP_SENT, (Action.SEND_LAP,)),
         _T.LAP: Transition(_S.LAP_RCVD, (Action.REPORT_PATH_OFFERED,)),
@@ -392,14 +391,14 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.RETRY: Transition(_S.DREQ_SENT, (Action.RESEND,)),
         _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.REPORT_DISCONNECTED,)),
         # Earlier DREQs may have been lost, and none is repeated from now on.
-        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE,)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU),
         **_NO_PATHS,
         **_NOT_SIDR,
     },
     _S.DREQ_RCVD: {
         _T.DISCONNECT: Transition(_S.TIMEWAIT, (Action.SEND_DREP,)),
-        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREP, Action.MUTE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREP,)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREQ, _T.DREP),
         **_NO_PATHS,
         **_NOT_SIDR,
@@ -409,7 +408,7 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REQ: Transition(_S.TIMEWAIT, (Action.SEND_REJ_STALE,)),
         _T.DREQ: Transition(_S.TIMEWAIT, (Action.SEND_DREP,)),
         _T.TIMEWAIT_OVER: Transition(_S.IDLE, (Action.REPORT_TIMEWAIT_EXIT,)),
-        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.MUTE,)),
+        _T.DESTROY: Transition(_S.TIMEWAIT),
         **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP),
         **_NO_PATHS,
         **_NOT_SIDR,

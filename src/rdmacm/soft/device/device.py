@@ -343,7 +343,7 @@ class SoftDevice:
         with self._runtime.lock:
             if self._runtime.abandoned:
                 self._check_fork("create_qp")
-            if len(self._mux) >= self.attr.max_qp:
+            if len(self._mux.qps) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
             if qp_type is QPType.XRC_RECV:
                 assert isinstance(pd, XrcDomain)

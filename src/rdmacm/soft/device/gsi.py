@@ -2,13 +2,7 @@
 
 It carries the management datagrams (MADs) of connection managers, each as a UD SEND of one packet.
 
-MADs leave in trains (:mod:`rdmacm.soft.device.mad_trains`):
-
-- What is sent while packets are processed leaves at the end of that turn of progress.
-- What the program sends while it has more events to fetch leaves with its next progress, or earlier with what does not
-  wait. As the program may not come back, a MAD waits only while the helper thread looks for old ones
-  (:mod:`rdmacm.soft.helper`).
-- Everything else leaves at once.
+How they leave is in :mod:`rdmacm.soft.device.mad_trains`; this is how they arrive.
 """
 
 from __future__ import annotations
@@ -36,7 +30,6 @@ from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.proto.wire import Buffer
     from rdmacm.soft.connection_manager import OnUndelivered
 
 _HEADERS_LENGTH = BTH_DETH_STRUCT.size
@@ -48,8 +41,6 @@ _COMM_ID_BYTES = slice(_HEADERS_LENGTH + 24, _HEADERS_LENGTH + 28)
 _ATTRIBUTE_BYTE = _HEADERS_LENGTH + 17
 _REQ, _REJ = int(AttributeId.REQ) & 0xFF, int(AttributeId.REJ) & 0xFF
 _REQUESTS = (_REQ, int(AttributeId.SIDR_REQ) & 0xFF)
-#: What ends a connection.
-_ENDS = (int(AttributeId.DREQ) & 0xFF, int(AttributeId.DREP) & 0xFF)
 _SERVICE_ID = struct.Struct(f"!{SERVICE_ID}xQ")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: A host that has an address of IPv6 has 2**64 of them.
@@ -61,14 +52,6 @@ class GsiCarrier(Carrier, Protocol):
 
     dropped: Counter[str]
     undelivered_tap: UndeliveredTap | None
-
-    @property
-    def opened(self) -> bool: ...
-
-    @property
-    def is_processing(self) -> bool: ...
-
-    def open(self) -> None: ...
 
     def hold_qpn(self, qpn: int, until: float) -> None: ...
 
@@ -96,6 +79,8 @@ class RoceGsi:
         mux.wire.on_undelivered = self._undelivered
         #: The MADs that wait to be sent.
         self.outbox = MadTrains(mux)
+        #: See :class:`rdmacm.soft.connection_manager.Gsi`.
+        self.send_mad = self.outbox.send_mad
         #: By socket address of the peer and local address: the path, its ICRC, the start value of that, and what the
         #: CRC over a packet gives.
         self._sources: dict[tuple[SocketAddress, bytes], tuple[WirePath, Icrc, int, set[int]]] = {}
@@ -105,8 +90,8 @@ class RoceGsi:
         self._admission: Admission[tuple[bytes, SocketAddress, bytes]] = Admission(
             mux.random.getrandbits(128).to_bytes(16, "big")
         )
-        #: Whether a call is requested for the next request that waits, and whether it is being made.
-        self._is_called = self._is_processing = False
+        #: Whether a call is requested for the next request that waits.
+        self._is_called = False
         #: The service ids that requests are received for, by the wire's token, and how often.
         self._tokens: dict[object, int] = {}
         self._services: Counter[int] = Counter()
@@ -152,26 +137,13 @@ class RoceGsi:
         self.outbox.clear()
         self._sources.clear()
 
-    def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> None:
-        """Send a MAD of 256 bytes to a peer's connection manager, now or soon. The lock is held."""
-        mux, outbox = self._mux, self.outbox
-        if not mux.opened:
-            mux.open()
-        if mad[_ATTRIBUTE_BYTE - _HEADERS_LENGTH] in _ENDS:
-            mux.wire.leaves_peers = True
-        waits = mux.is_processing or self._is_processing
-        if not waits and mux.runtime.has_more_events:
-            outbox.wishes += 1
-            waits = outbox.may_wait
-        if not waits and not outbox.count:
-            outbox.send_one(path, traffic_class, mad)
-            return
-        outbox.add(path, traffic_class, mad)
-        if not waits:
-            outbox.send()
+    def received(
+        self, data: memoryview, source: SocketAddress, destination: bytes, now: float, has_waited: bool = False
+    ) -> None:
+        """Process a packet for QP 1, if it is one of a connection manager. An exception is reported.
 
-    def received(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
-        """Process a packet for QP 1, if it is one of a connection manager. An exception is reported."""
+        ``has_waited``: it is a request that was not processed at once, and may be now.
+        """
         dropped = self._mux.dropped
         try:
             if len(data) != PACKET_LENGTH:
@@ -186,7 +158,7 @@ class RoceGsi:
                 return
             attribute = data[_ATTRIBUTE_BYTE]
             if attribute in _REQUESTS and is_request(data):
-                if not self._admits(data, source, destination, now):
+                if not has_waited and not self._admits(data, source, destination, now):
                     return
             else:
                 triage = Triage.PROCESS if self.triage is None else self.triage(data[_HEADERS_LENGTH:])
@@ -196,7 +168,21 @@ class RoceGsi:
                     self._admission.withdraw(_key(data, source))
                 if triage is Triage.PROCESS_SOME and not self._admits_small(now):
                     return
-            self._process(data, source, destination, now)
+            known = self._sources.get((source, destination)) or self._new_source(source, destination)
+            path, icrc, start, residues = known
+            # Nearly every sender has the IPv4 identifications that this one has: the place of the packet in its train.
+            crc = crc32(data, start)
+            if crc not in residues:
+                identification = icrc.solve((data,))
+                if identification is None:
+                    dropped["icrc"] += 1
+                    return
+                if identification < MOST_IN_TRAIN and not data[4]:  # which the start value takes for 0
+                    residues.add(crc)
+            if path not in self.outbox.answering:
+                self.outbox.answered(path)
+            if self.on_mad is not None:
+                self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
         except Exception as error:
             self._mux.runtime.errors.report("gsi", "a management datagram is lost", error)
 
@@ -243,13 +229,13 @@ class RoceGsi:
         """Process the requests that may be, and have this called when the next one may."""
         self._is_called = False
         self._mux.wire.hold_request = None
-        self._is_processing = True
+        self.outbox.is_held = True
         try:
             while (request := self._admission.take(now)) is not None:
                 data, source, destination = request
-                self._process(memoryview(data), source, destination, now)
+                self.received(memoryview(data), source, destination, now, has_waited=True)
         finally:
-            self._is_processing = False
+            self.outbox.is_held = False
             if self.outbox.count and not self._mux.is_processing:
                 self.outbox.send()
         when = self._admission.next_time(now)
@@ -267,24 +253,7 @@ class RoceGsi:
             now = self._mux.runtime.clock()
             request = self._admission.take(now)
             if request is not None:
-                self._process(memoryview(request[0]), request[1], request[2], now)
-
-    def _process(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
-        dropped = self._mux.dropped
-        path, icrc, start, residues = self._sources.get((source, destination)) or self._new_source(source, destination)
-        # Nearly every sender has the IPv4 identifications that this one has: the place of the packet in its train.
-        crc = crc32(data, start)
-        if crc not in residues:
-            identification = icrc.solve((data,))
-            if identification is None:
-                dropped["icrc"] += 1
-                return
-            if identification < MOST_IN_TRAIN and not data[4]:  # which the start value takes for 0
-                residues.add(crc)
-        if path not in self.outbox.answering:
-            self.outbox.answered(path)
-        if self.on_mad is not None:
-            self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
+                self.received(memoryview(request[0]), request[1], request[2], now, has_waited=True)
 
     def _undelivered(self, report: Undelivered) -> None:
         """Process the report that a request, which is whole up to its service id, was not delivered."""

@@ -1,5 +1,11 @@
 """Management datagrams on their way out: those to one process of a peer leave as a train.
 
+- What is sent while packets are processed leaves at the end of that turn of progress.
+- What the program sends while it has more events to fetch leaves with its next progress, or earlier with what does not
+  wait. As the program may not come back, a MAD waits only while the helper thread looks for old ones
+  (:mod:`rdmacm.soft.helper`).
+- Everything else leaves at once.
+
 A train is one system call for its sender, and one packet for the receiver's kernel until it is read. Its packets are
 ordinary datagrams on the wire (:mod:`rdmacm.proto.roce.rc.trains`).
 
@@ -13,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.address import DEFAULT_PKEY
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.constants import GSI_QPN, ICRC_LENGTH, MOST_IN_TRAIN, PSN_MASK
 from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
 
 PACKET_LENGTH = BTH_DETH_STRUCT.size + MAD_SIZE + ICRC_LENGTH
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
+#: The lower byte of the attribute id, and those of what ends a connection.
+_ATTRIBUTE_BYTE = 17
+_ENDS = (int(AttributeId.DREQ) & 0xFF, int(AttributeId.DREP) & 0xFF)
 #: Peers whose addresses are kept.
 MAX_PEERS = 256
 
@@ -42,6 +52,14 @@ class Carrier(Protocol):
     random: Random
     #: How many bytes a train may have, 0 if trains cannot be sent.
     train: int
+
+    @property
+    def opened(self) -> bool: ...
+
+    @property
+    def is_processing(self) -> bool: ...
+
+    def open(self) -> None: ...
 
     def acknowledge(self) -> None: ...
 
@@ -73,6 +91,8 @@ class MadTrains:
         self.count: int = 0
         #: How often :meth:`send` was called, so that a thread sees whether what waits is old.
         self.sends = 0
+        #: Whether everything waits for :meth:`send`, as it does while packets are processed.
+        self.is_held = False
         #: Whether a caller may let a datagram wait, because a thread looks at those that do; and how often one has, or
         #: would have if it were allowed.
         self.may_wait = False
@@ -82,22 +102,31 @@ class MadTrains:
         #: The PSN of the last packet sent.
         self._psn = mux.random.getrandbits(24)
 
-    def add(self, path: WirePath, traffic_class: int, mad: Buffer) -> None:
-        """Let a MAD of 256 bytes wait for :meth:`send`; with as many as a train may have, none waits longer."""
-        key = self._peers.get((path, traffic_class)) or self._new_peer(path, traffic_class), slot_of_mad(mad)
+    def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> None:
+        """Send a MAD of 256 bytes to a peer's connection manager, now or with :meth:`send`."""
+        mux = self._mux
+        if not mux.opened:
+            mux.open()
+        if mad[_ATTRIBUTE_BYTE] in _ENDS:
+            mux.wire.leaves_peers = True
+        waits = mux.is_processing or self.is_held
+        if not waits and mux.runtime.has_more_events:
+            self.wishes += 1
+            waits = self.may_wait
+        peer = self._peers.get((path, traffic_class)) or self._new_peer(path, traffic_class)
+        if not waits and not self.count:
+            mux.acknowledge()
+            self._send(peer, (mad,))
+            return
+        key = peer, slot_of_mad(mad)
         mads = self._waiting.get(key)
         if mads is None:
             self._waiting[key] = [bytes(mad)]
         else:
             mads.append(bytes(mad))
         self.count += 1
-        if self.count >= MOST_IN_TRAIN:
+        if not waits or self.count >= MOST_IN_TRAIN:  # with as many as a train may have, none waits longer
             self.send()
-
-    def send_one(self, path: WirePath, traffic_class: int, mad: Buffer) -> None:
-        """Send a MAD of 256 bytes while none waits."""
-        self._mux.acknowledge()
-        self._send(self._peers.get((path, traffic_class)) or self._new_peer(path, traffic_class), (mad,))
 
     def send(self) -> None:
         """Send what waits, after the deferred ACKs: a peer gets its ACKs before it is told that a connection ends."""

@@ -118,8 +118,8 @@ class QPMultiplexer:
         self.is_processing = False
         #: Whether packets have been received that are not processed yet.
         self._is_receiving = False
-        #: The queue pairs, by number.
-        self._qps: dict[int, MultiplexedQP] = {}
+        #: The queue pairs of all devices, by number.
+        self.qps: dict[int, MultiplexedQP] = {}
         #: Numbers that no queue pair gets before the time given.
         self._held: dict[int, float] = {}
         #: When there are as many, those whose time is over are removed.
@@ -206,7 +206,7 @@ class QPMultiplexer:
             self._send_queue.clear()
             self._timers.clear()
             self._calls.clear()
-            self._qps.clear()
+            self.qps.clear()
             self._held.clear()
             self._freed.clear()
             self._routes.clear()
@@ -218,7 +218,7 @@ class QPMultiplexer:
         if self.core_wire is not None:
             self.core_wire.abandon()
         self.pending_acks.clear()
-        self._qps.clear()
+        self.qps.clear()
         self.gsi.close()
         self.groups.clear()
         self.wire.abandon()
@@ -237,7 +237,7 @@ class QPMultiplexer:
     # -- queue pairs ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._qps)
+        return len(self.qps)
 
     def attach(self, qp: MultiplexedQP, accepts: int = ACCEPTS_ANY) -> None:
         """Give a queue pair its number, and say whose packets it accepts. ENOMEM if there are too many."""
@@ -252,26 +252,26 @@ class QPMultiplexer:
         while True:
             slot = slots[0] if len(slots) == 1 else self.random.choice(slots)
             qpn = slot << QPN_BITS | self.random.getrandbits(QPN_BITS)
-            if qpn in self._qps or qpn in self._freed or qpn == MULTICAST_QPN:
+            if qpn in self.qps or qpn in self._freed or qpn == MULTICAST_QPN:
                 continue
             if self._held.get(qpn, now) <= now:
                 break
         qp.qp_num = qpn
-        self._qps[qpn] = qp
+        self.qps[qpn] = qp
         if self.core_wire is not None:
             self.core_wire.accept(qpn, accepts)
 
     def queue_pairs(self) -> list[MultiplexedQP]:
         """The queue pairs of all devices."""
-        return list(self._qps.values())
+        return list(self.qps.values())
 
     def find(self, qpn: int) -> MultiplexedQP | None:
         """The queue pair with a number."""
-        return self._qps.get(qpn)
+        return self.qps.get(qpn)
 
     def _numbers_left(self) -> int:
         """How many queue pairs may get a number without a further slot."""
-        return len(self.wire.slots) * _SLOT_QPNS - len(self._qps) - len(self._held) - len(self._freed)
+        return len(self.wire.slots) * _SLOT_QPNS - len(self.qps) - len(self._held) - len(self._freed)
 
     def _claim_slot(self) -> None:
         try:
@@ -279,7 +279,7 @@ class QPMultiplexer:
         except RdmaError as error:
             if self._numbers_left() > 0:
                 return
-            text = f"{len(self._qps)} queue pairs are in use, {len(self._held)} were until just now, and there is no "
+            text = f"{len(self.qps)} queue pairs are in use, {len(self._held)} were until just now, and there is no "
             text += f"number for another one: {error}"
             raise cm_error(errno.ENOMEM, text, "create_qp") from error
         if log.enabled:
@@ -288,13 +288,13 @@ class QPMultiplexer:
     def detach(self, qp: MultiplexedQP) -> None:
         """Forget a queue pair. Its number is free after a number of others, unless it is held for longer."""
         qpn = qp.qp_num
-        if self._qps.get(qpn) is not qp:
+        if self.qps.get(qpn) is not qp:
             return
         if self.core_wire is not None:
             strays = self.core_wire.forget(qpn)
             if strays is not None:
                 self._add_strays(strays)
-        del self._qps[qpn]
+        del self.qps[qpn]
         self._freed.add(qpn)
         if self._send_queue:
             self._send_queue.pop(qp, None)
@@ -318,12 +318,12 @@ class QPMultiplexer:
 
     def ask_peer(self, qpn: int) -> Hashable:
         """See :meth:`rdmacm.soft.connection_manager.Gsi.ask_peer`."""
-        qp = self._qps.get(qpn)
+        qp = self.qps.get(qpn)
         return None if qp is None else qp.ask_peer()
 
     def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed."""
-        for qp in list(self._qps.values()):
+        for qp in list(self.qps.values()):
             qp.cq_failed(cq)
 
     def route(self, path: WirePath, traffic_class: int, hop_limit: int = 0) -> WireRoute:
@@ -366,7 +366,8 @@ class QPMultiplexer:
                 is_busy = False
                 if core_wire is not None:
                     is_busy = core_wire.end_turn(result_queue, taken)
-                    self.see_core_wire()
+                    if core_wire.has_work or core_wire.has_more or self.runtime.waiters.polling:
+                        self.see_core_wire()
                 timers, send_queue = self._timers, self._send_queue
                 if not found and timers.earliest == inf and not send_queue:
                     return is_busy
@@ -389,7 +390,7 @@ class QPMultiplexer:
 
     def _dispatch(self, found: Sequence[Received], now: float) -> None:
         """Deliver what was received, each packet to its queue pair."""
-        qps, core_wire = self._qps, self.core_wire
+        qps, core_wire = self.qps, self.core_wire
         self.is_processing = True
         if core_wire is not None:
             core_wire.is_processing = True
@@ -486,7 +487,7 @@ class QPMultiplexer:
         for is_of_wire, reason, count in strays[0]:
             (self.wire.counters if is_of_wire else self.dropped)[reason] += count
         for qpn, reason, count in strays[1]:
-            qp = self._qps.get(qpn)
+            qp = self.qps.get(qpn)
             if qp is not None:
                 qp.count([("dropped", reason, count)])
 
@@ -578,7 +579,7 @@ class QPMultiplexer:
             self._request_call()
 
     def _deadline_of(self, qpn: int) -> float | None:
-        qp = self._qps.get(qpn)
+        qp = self.qps.get(qpn)
         return qp.deadline if qp is not None else None
 
     def _call_timers(self, now: float) -> None:
@@ -586,7 +587,7 @@ class QPMultiplexer:
             qpn = self._timers.pop_due(now)
             if qpn is None:
                 break
-            qp = self._qps[qpn]
+            qp = self.qps[qpn]
             try:
                 qp.timer(now)
             except BaseException as error:
@@ -638,7 +639,7 @@ class QPMultiplexer:
             self.dropped["short"] += 1
             return
         qpn = _WORD.unpack_from(data, 4)[0] & QPN_MASK
-        qp = self._qps.get(qpn)
+        qp = self.qps.get(qpn)
         if qp is not None:
             try:
                 qp.received(data, segment if segment < len(data) else 0, source, destination, now)

@@ -13,7 +13,6 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, ap_text
 from rdmacm.proto.cm.messages import APR, LAP, REQ
-from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider.cmstate import State
 from rdmacm.soft.ids.request import alternate_of_request
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from rdmacm.provider import PathDone
     from rdmacm.soft.ids.id_state import IdState
     from rdmacm.soft.ids.link import Link
-
-#: The longest time that this device takes to acknowledge, as in REQ and REP: an exponent of 4.096 µs.
-_CA_ACK_DELAY = 15
 
 
 def why_no_alternate(primary: PathRecord, path: PathRecord) -> str:
@@ -74,9 +70,7 @@ class AlternatePath:
             why = why_no_alternate(core.paths[0], path) or link.why_no_alternate(path)
             if why:
                 raise cm_error(errno.EINVAL, why, "load_alternate_path", str(core.peer_addr))
-            option = core.options.ack_timeout
-            timeout = ack_timeout(_CA_ACK_DELAY, path.packet_life_time) if option is None else option & 31
-            link.cm.agent.load_path(connection.comm_id, link.request_path(path, timeout), core.runtime.clock())
+            link.cm.agent.load_path(connection.comm_id, link.request_path(path), core.runtime.clock())
             self._loading, self._done = path, done
 
     def answer(self, status: int) -> None:

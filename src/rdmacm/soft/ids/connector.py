@@ -130,8 +130,8 @@ class Connector(Protocol):
         Returns the path of the connection. CmStateError before the peer has sent its half.
         """
 
-    def access(self, depth: int | None = None) -> AccessFlag | None:
-        """What the peer may do with local memory; None while there is no connection.
+    def access(self, depth: int | None = None) -> AccessFlag:
+        """What the peer may do with local memory, once there is a connection.
 
         ``depth``: how many READs and atomics of the peer may be in progress, where that is known.
         """

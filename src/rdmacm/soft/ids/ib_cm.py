@@ -28,7 +28,7 @@ from rdmacm.proto.cm.codes import (
 )
 from rdmacm.proto.cm.connection import CmConnection, CmListener, NetworkError
 from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.messages import APR, LAP, NO_PATH, REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
+from rdmacm.proto.cm.messages import APR, LAP, NO_PATH, REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.constants import ROCE_PORT
@@ -39,7 +39,7 @@ from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.alternate_path import AlternatePath
 from rdmacm.soft.ids.connector import ConnectorUser
 from rdmacm.soft.ids.id_state import IdState
-from rdmacm.soft.ids.link import Link, Refusal, Resolver
+from rdmacm.soft.ids.link import CA_ACK_DELAY, Link, Refusal, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr
@@ -55,8 +55,6 @@ _TRANSPORTS = {
     int(QPType.XRC_RECV): _XRC,
 }
 
-#: Exponent of 4.096 µs: the longest time that this device takes to acknowledge, 0.13 s.
-CA_ACK_DELAY = 15
 #: The path MTU field of a REQ has 4 bits; that of a path record has 6.
 _MAX_REQ_MTU = 15
 #: The retry count fields of REQ and REP have 3 bits.
@@ -222,7 +220,7 @@ class IbCmConnector:
 
     def _post_requests(self, cm: ConnectionManager, listener: CmListener) -> None:
         """Post an event for each request of the backlog that has none, as far as that is wanted."""
-        while listener.posted < len(listener.requests) and self._to_post != 0:  # a handler may take it at once
+        while listener.posted < len(listener.requests.sources) and self._to_post != 0:  # a handler may take it at once
             if self._to_post is not None:
                 self._to_post -= 1
             listener.posted += 1
@@ -291,7 +289,8 @@ class IbCmConnector:
 
     def _request(self, service: int, private_data: bytes, param: ConnParam, qp_num: int, ece: Ece) -> REQ:
         core, link = self._id, self._user.link
-        path = core.paths[0]
+        path, view = core.paths[0], core.port_view
+        assert view is not None
         if path.mtu > _MAX_REQ_MTU:  # possible in a path record that the application has set
             raise cm_error(errno.EINVAL, f"{path.mtu} is no path MTU", "connect", str(core.peer_addr))
         transport, extended = _TRANSPORTS.get(core.qp_type, _RC)
@@ -299,7 +298,7 @@ class IbCmConnector:
             service_id=service,
             transport_service_type=transport,
             extended_transport_type=extended,
-            local_ca_guid=self._node_guid(),
+            local_ca_guid=view.device.node_guid,
             local_qpn=qp_num,
             responder_resources=param.responder_resources,
             initiator_depth=param.initiator_depth,
@@ -309,22 +308,12 @@ class IbCmConnector:
             path_mtu=path.mtu,
             srq=bool(param.srq),
             partition_key=link.partition(),
-            primary=self._request_path(path),
-            alternate=self._request_path(core.paths[1]) if len(core.paths) > 1 else NO_PATH,
+            primary=link.request_path(path),
+            alternate=link.request_path(core.paths[1]) if len(core.paths) > 1 else NO_PATH,
             private_data=private_data,
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
-
-    def _request_path(self, path: PathRecord) -> Path:
-        option = self._id.options.ack_timeout
-        timeout = ack_timeout(CA_ACK_DELAY, path.packet_life_time) if option is None else option & 31
-        return self._user.link.request_path(path, timeout)
-
-    def _node_guid(self) -> int:
-        view = self._id.port_view
-        assert view is not None
-        return view.device.node_guid
 
     def confirm(self) -> None:
         connection = self.connection
@@ -354,7 +343,8 @@ class IbCmConnector:
         self._accepted = param
 
     def accept(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
-        is_xrc = self._id.qp_type == QPType.XRC_RECV
+        is_xrc, view = self._id.qp_type == QPType.XRC_RECV, self._id.port_view
+        assert view is not None
         reply = REP(
             local_qpn=0 if is_xrc else qp_num,
             local_eecn=qp_num if is_xrc else 0,
@@ -365,7 +355,7 @@ class IbCmConnector:
             failover_accepted=self._failover_accepted(),
             rnr_retry_count=min(param.rnr_retry_count, _MAX_RETRIES),
             srq=is_xrc or bool(param.srq),
-            local_ca_guid=self._node_guid(),
+            local_ca_guid=view.device.node_guid,
             private_data=param.private_data,
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
@@ -583,11 +573,11 @@ class IbCmConnector:
             attr.alt_timeout = path.packet_life_time + 1  # the peer's message had this number, from which the path came
         attr.path_mig_state = MigState.REARM
 
-    def access(self, depth: int | None = None) -> AccessFlag | None:
+    def access(self, depth: int | None = None) -> AccessFlag:
         # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.
-        if self.connection is None:
-            return None
-        if not (self._read_depths(self.connection)[1] if depth is None else depth):
+        connection = self.connection
+        assert connection is not None
+        if not (self._read_depths(connection)[1] if depth is None else depth):
             return AccessFlag.REMOTE_WRITE
         return _ANY_REMOTE_AND_FLUSH if self._user.link.is_software else _ANY_REMOTE
 

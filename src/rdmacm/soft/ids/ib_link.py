@@ -23,6 +23,7 @@ from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import NO_PATH, REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.ipoib import broadcast_gid, multicast_gid
 from rdmacm.proto.sa import PathData, PathRecord
@@ -35,7 +36,7 @@ from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.id_state import IdState, explain_failure, steps_of
-from rdmacm.soft.ids.link import UDP_QKEY, Refusal
+from rdmacm.soft.ids.link import CA_ACK_DELAY, UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import alternate_of_request, header_of, path_of_request
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
@@ -427,7 +428,8 @@ class IbLink:
         core = self._id
         return core.paths[0].pkey if core.paths and core.paths[0].pkey else core.pkey
 
-    def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
+    def request_path(self, path: PathRecord) -> Path:
+        option = self._id.options.ack_timeout
         return Path(
             local_gid=path.sgid,
             remote_gid=path.dgid,
@@ -439,7 +441,7 @@ class IbLink:
             hop_limit=path.hop_limit,
             sl=path.sl,
             subnet_local=path.hop_limit <= 1,
-            local_ack_timeout=local_ack_timeout,
+            local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if option is None else option & 31,
         )
 
     def path_fault(self, alternate: Path) -> ApStatus | None:

@@ -81,8 +81,8 @@ class SoftId(IdState):
         known = no_owner if owner is None else weakref.ref(owner)
         super().__init__(host.runtime, known, space, qp_type, host=host, queue=queue)
         queue.ids[self] = None
-        #: See :attr:`resolver`. None until it is needed: an id that a request has made needs none.
-        self._resolver: Resolver | None = None
+        #: See :attr:`resolver`. An id that a request has made needs none.
+        self._resolver: Resolver | None = None if owner is None else IpResolver(self)
         #: The way to the peer, by the kind of port that the id is bound to.
         self.link: Link = RoceLink(self)
         #: Connects this id.
@@ -120,7 +120,7 @@ class SoftId(IdState):
         if isinstance(address, SockAddrIB):
             self.resolve_gids()
         try:
-            bound = self.resolver.bind(address)
+            bound = (self._resolver or self.resolver).bind(address)
         except RdmaError as error:  # of the port number
             error.address = str(address)
             self._bind_failed(address, error, started)
@@ -551,7 +551,7 @@ class SoftId(IdState):
         path = self.connector.connected_attributes(attr)
         assert isinstance(path, WirePath)
         # In INIT, the depths of the connection were not known yet.
-        attr.qp_access_flags = self.connector.access(attr.max_dest_rd_atomic) or attr.qp_access_flags
+        attr.qp_access_flags = self.connector.access(attr.max_dest_rd_atomic)
         if path.scope_id or not self.sgid.endswith(path.local):
             # A scope counts for link-local addresses only, and 127.0.0.1 is the GID of other addresses in 127/8.
             remote, view = self.dgid.ip, self.port_view

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rdmacm.address import WILDCARDS, Address, InetAddr, inet_addr, is_link_local
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure, RdmaError, cm_error
-from rdmacm.provider.cmstate import Trigger
+from rdmacm.provider.cmstate import TRANSITIONS, Trigger
 from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from rdmacm.soft.connection_manager import ConnectionManager
 
 _NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
+
+
+def _require_ipoib(found: Found) -> None:
+    if not isinstance(found.view, IpoibPortView):
+        raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
 
 
 class IpResolver:
@@ -100,7 +105,7 @@ class IpResolver:
         host, tos = core.host.ip_view(), core.options.tos or 0
         if destination.ip in WILDCARDS:  # "this host", as for sockets
             destination = InetAddr.loopback(destination.family, destination.port)
-        if destination.is_loopback:
+        if (core.port_space is PortSpace.IPOIB or isinstance(core.port_view, IbPortView)) and destination.is_loopback:
             destination = self._own_address(host, destination, local)
         if destination.family == AF_INET6 and not destination.scope_id and is_link_local(destination.ip):
             destination = destination._replace(scope_id=local.scope_id or self._bound_interface(host, local))
@@ -108,9 +113,10 @@ class IpResolver:
         source = None if local.ip in WILDCARDS else local
         self._lookup = core.lookup = lookup = Lookup(host, destination, source, origin, tos, core.port_view)
         core.peer_addr = destination
-        self._wait_started = perf_counter_ns()
         try:
-            found = self._find(lookup)
+            found = find(core.host.network, lookup)
+            if core.port_space is PortSpace.IPOIB:
+                _require_ipoib(found)
         except Failure as failure:
             core.move(Trigger.ADDR_FAILED)
             if failure.step == "select" and failure.errno in (errno.ENODEV, errno.EINVAL):
@@ -118,9 +124,11 @@ class IpResolver:
                 self._post_failure(lookup, failure)
                 return
             raise self._error(lookup, failure, "resolve_addr") from None
-        wait = None if found.next_hop is None else core.runtime.clock() + timeout_ms / 1000
-        if wait is None or not core.host.neighbours.add(self, lookup, wait):
-            self.address_found(lookup)
+        if found.next_hop is not None:
+            self._wait_started = perf_counter_ns()
+            if core.host.neighbours.add(self, lookup, core.runtime.clock() + timeout_ms / 1000):
+                return
+        self.address_found(lookup)
 
     def _own_address(self, host: HostView, destination: InetAddr, local: InetAddr) -> InetAddr:
         """An IPoIB address of this host in place of a loopback address; the loopback address if that leads to RoCE."""
@@ -142,22 +150,15 @@ class IpResolver:
         own = host.find_addresses(local.ip, local.link)
         return own[0].row.ndev_ifindex if view is not None and own else 0
 
-    def _find(self, lookup: Lookup) -> Found:
-        core = self._id
-        found = find(core.host.network, lookup)
-        if core.port_space is PortSpace.IPOIB and not isinstance(found.view, IpoibPortView):
-            raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
-        return found
-
     def address_found(self, lookup: Lookup) -> None:
         """See :class:`rdmacm.resolution.neighbours.NeighbourWaiter`; also called when there is nothing to wait for."""
         core = self._id
-        if lookup is not self._lookup or not core.may(Trigger.ADDR_DONE):
+        if lookup is not self._lookup or Trigger.ADDR_DONE not in TRANSITIONS[core.state]:
             return
         found, local = lookup.found, core.local_addr
         assert found is not None and isinstance(local, InetAddr)
         try:
-            dgid = destination_gid(lookup)
+            dgid = found.dgid or destination_gid(lookup)
         except Failure as failure:
             self.address_failed(lookup, failure)
             return
@@ -202,7 +203,9 @@ class IpResolver:
             fresh.route, fresh.query = lookup.route, lookup.query
         else:
             try:
-                self._find(fresh)
+                found = find(core.host.network, fresh)
+                if core.port_space is PortSpace.IPOIB:
+                    _require_ipoib(found)
             except Failure as error:
                 failure = error
         if failure is not None:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: The reason and the additional information of a REJ.
 Refusal: TypeAlias = tuple[RejectReason, bytes]
 
+#: Exponent of 4.096 µs: the longest time that this device takes to acknowledge, 0.13 s.
+CA_ACK_DELAY = 15
+
 #: The Q_Key of Linux's rdma_cm for the port spaces UDP and IB.
 UDP_QKEY = 0x01234567
 
@@ -149,8 +152,8 @@ class Link(Protocol):
     def partition(self) -> int:
         """The P_Key of the connection."""
 
-    def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
-        """A path as a REQ carries it; ``local_ack_timeout`` is an exponent of 4.096 µs."""
+    def request_path(self, path: PathRecord) -> Path:
+        """A path as a REQ carries it, with the id's ACK timeout, or one for the path if the id has none."""
 
     def path_fault(self, alternate: Path) -> ApStatus | None:
         """Why an alternate path of the peer's does not lead to the id's port; None if it does."""

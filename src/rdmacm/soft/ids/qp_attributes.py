@@ -65,10 +65,8 @@ def fill_initial(core: IdState, link: Link, connector: Connector, attr: QPAttr) 
     attr.pkey_index = link.pkey_index
     if core.qp_type == QPType.UD:
         attr.qkey = core.qkey = core.qkey or link.default_qkey()
-        return
-    access = connector.access()
-    if access is not None:
-        attr.qp_access_flags = access
+    elif connector.connection is not None:
+        attr.qp_access_flags = connector.access()
 
 
 def accepted_qkey(core: IdState, link: Link, own: int, param: ConnParam) -> int:

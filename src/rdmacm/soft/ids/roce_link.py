@@ -26,6 +26,7 @@ from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.constants import MULTICAST_QPN
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider.cmstate import Trigger
@@ -35,7 +36,7 @@ from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
 from rdmacm.soft.device.attributes import DEFAULT_HOP_LIMIT, vector_of
 from rdmacm.soft.ids.id_state import IdState, explain_failure
-from rdmacm.soft.ids.link import UDP_QKEY, Refusal
+from rdmacm.soft.ids.link import CA_ACK_DELAY, UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
@@ -90,7 +91,7 @@ class RoceLink:
         local, peer = core.local_addr, core.peer_addr
         assert isinstance(local, InetAddr) and isinstance(peer, InetAddr) and isinstance(lookup, Lookup)
         started = perf_counter_ns()
-        ack_timeout = core.options.ack_timeout
+        option = core.options.ack_timeout
         lookup.tos = core.options.tos or 0
         try:
             path = core.host.paths.make(
@@ -98,7 +99,7 @@ class RoceLink:
                 local.port,
                 dgid=core.dgid,
                 service_id=service_id(core.port_space, peer.port),
-                packet_life_time=ROCE_PACKET_LIFETIME if ack_timeout is None else max(0, ack_timeout - 1),
+                packet_life_time=ROCE_PACKET_LIFETIME if option is None else max(0, option - 1),
             )
         except Failure as failure:
             explanation, call = explain_failure(core, lookup, failure), "resolve_route"
@@ -108,7 +109,7 @@ class RoceLink:
         if lookup.neighbour is not None:
             core.host.network.watch_neighbours()
         core.paths = (path,)
-        core.note("path", started, "from the interface")
+        core.taken_steps.append(("path", perf_counter_ns() - started, "from the interface"))
         core.move(Trigger.RESOLVE_ROUTE, Trigger.ROUTE_DONE)
         core.post(CmEventType.ROUTE_RESOLVED)
 
@@ -241,7 +242,8 @@ class RoceLink:
     def partition(self) -> int:
         return self._id.pkey
 
-    def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
+    def request_path(self, path: PathRecord) -> Path:
+        option = self._id.options.ack_timeout
         return Path(
             local_gid=path.sgid,
             remote_gid=path.dgid,
@@ -253,7 +255,7 @@ class RoceLink:
             hop_limit=path.hop_limit,
             sl=path.sl,
             subnet_local=path.hop_limit <= 1,
-            local_ack_timeout=local_ack_timeout,
+            local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if option is None else option & 31,
         )
 
     def path_fault(self, _: Path) -> ApStatus:

@@ -611,7 +611,7 @@ class UdpWire:
                 self._sort_train(received, found)
         elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own:
             found.append(received)
-        elif self._is_ours(received):
+        elif (slot := slot_of(data)) in self._own or self._takes(slot, received):
             found.append(received)
             self._recent = None  # of a management datagram: what follows may arrive at any socket
 
@@ -630,16 +630,16 @@ class UdpWire:
             packet = data[start : start + segment]
             if len(packet) < SHORTEST_PACKET:
                 self.counters["short"] += 1
-            elif self._is_ours((packet, 0, remote, local), True):
+            elif (slot := slot_of(packet)) in self._own or self._takes(slot, (packet, 0, remote, local), True):
                 found.append((packet, 0, remote, local))
 
-    def _is_ours(self, received: Received, is_of_train: bool = False) -> bool:
-        """Whether a single packet is for this process. If not, it is forwarded where another process may want it."""
+    def _takes(self, slot: int, received: Received, is_of_train: bool = False) -> bool:
+        """Whether a single packet for a slot that is not in ``_own`` is for this process all the same.
+
+        If not, it is forwarded where another process may want it.
+        """
         assert self._group is not None
         packet = received[0]
-        slot = slot_of(packet)
-        if slot in self._own:
-            return True
         qpn = qpn_of(packet)
         if qpn == MULTICAST_QPN or not (slot or qpn == GSI_QPN):  # a group's, but sent to this host alone; or nobody's
             self.counters["stray"] += 1
