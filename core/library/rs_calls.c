@@ -104,8 +104,9 @@ EXPORT int raccept(int fd, struct sockaddr *address, socklen_t *length) {
     if (!rs)
         return -1;
     int code = rs->phase == RS_LISTENING ? 0 : EINVAL;
+    double deadline = rs_deadline(&rs->options.receive_timeout);
     while (!code && !accepted) { /* a request may be refused */
-        code = rs_wait(rs, rs_is_readable, rs->is_nonblocking, 0);
+        code = rs_wait(rs, rs_is_readable, rs->is_nonblocking, deadline);
         if (!code)
             accepted = rs_accept(rs, &code);
     }
@@ -138,7 +139,7 @@ static int connect_to(struct rs_socket *rs, const struct sockaddr *address, sock
         return EINVAL;
     int code = is_new ? start_connecting(rs, address, length) : 0;
     if (!code)
-        code = rs_wait(rs, is_decided, rs->is_nonblocking, 0);
+        code = rs_wait(rs, is_decided, rs->is_nonblocking, rs_deadline(&rs->options.send_timeout));
     if (code)
         return code != EAGAIN ? code : is_new ? EINPROGRESS : EALREADY;
     code = rs->phase == RS_ENDED && !rs->error ? ECONNABORTED : rs->error;
@@ -166,6 +167,7 @@ static int shut(struct rs_socket *rs, enum rs_trigger trigger, double deadline) 
         return code;
     rs_stream_change(&rs->stream, trigger);
     rs_wake();
+    rs_tell(rs, true);
     while ((code = rs_wait(rs, has_arrived, false, deadline)) == EINTR) {
     }
     return code;
@@ -185,7 +187,9 @@ EXPORT int rshutdown(int fd, int how) {
 EXPORT int rclose(int fd) {
     struct rs_socket *rs = rs_enter(fd);
     if (!rs)
-        return -1;
+        return rs_epoll_close(fd);
+    if (rs_close_number(rs, fd))
+        return done(rs, 0);
     const struct linger *linger = &rs->options.linger;
     if (rs->phase == RS_HAS_STREAM && !rs->is_gone && (!linger->l_onoff || linger->l_linger))
         shut(rs, RS_SHUT_BOTH, linger->l_onoff ? rdmacm_now() + linger->l_linger : 0);

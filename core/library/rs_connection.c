@@ -156,6 +156,7 @@ void rs_end(struct rs_socket *rs) {
     if (rs->id && rs->id->qp)
         rdma_disconnect(rs->id);
     rs_wake();
+    rs_tell(rs, true);
 }
 
 /* It could not be made. */

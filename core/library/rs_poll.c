@@ -6,6 +6,7 @@
 #include "rs_socket.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -107,10 +108,16 @@ bool rs_is_writable(struct rs_socket *rs) {
 
 /* Progress, and what has changed by it is told to other threads. */
 static bool progress(struct rs_socket *rs) {
-    bool has_done = rs_progress(rs);
-    if (has_done)
-        rs_wake();
-    return has_done;
+    enum rs_phase phase = rs->phase;
+    enum rs_state state = rs->stream.state;
+    uint64_t arrived = rs->stream.arrived;
+    bool was_writable = rs_is_writable(rs), has_done = rs_progress(rs);
+    if (!has_done)
+        return false;
+    rs_wake();
+    rs_tell(rs, rs->phase != phase || rs->stream.state != state || rs->stream.arrived != arrived ||
+                    (!was_writable && rs_is_writable(rs)));
+    return true;
 }
 
 /* Have the next completion make the descriptor readable. */
@@ -131,8 +138,12 @@ static nfds_t descriptors_of(const struct rs_socket *rs, struct pollfd *to) {
     return 2;
 }
 
-/* How long to sleep, in milliseconds; -1: for ever. */
-static int milliseconds_to(double deadline) {
+double rs_deadline(const struct timeval *timeout) {
+    bool is_limited = timeout->tv_sec || timeout->tv_usec;
+    return is_limited ? rdmacm_now() + (double)timeout->tv_sec + (double)timeout->tv_usec / 1e6 : 0;
+}
+
+int rs_milliseconds_to(double deadline) {
     if (!deadline)
         return -1;
     double left = (deadline - rdmacm_now()) * 1000;
@@ -164,13 +175,13 @@ static int sleep_for(struct rs_socket *rs, rs_condition *is_met, double deadline
         return errno;
     fall_asleep(&self);
     arm(rs);
-    if (rs_progress(rs) || is_met(rs) || rs->is_closed) {
+    if (progress(rs) || is_met(rs) || rs->is_closed) {
         get_up(&self);
         rs_wake();
         return 0;
     }
     descriptors_of(rs, wanted + 1);
-    int timeout = milliseconds_to(earlier(deadline, probe_time(rs)));
+    int timeout = rs_milliseconds_to(earlier(deadline, probe_time(rs)));
     pthread_cleanup_push(get_up, &self);
     rs_unlock(rs);
     if (poll(wanted, 3, timeout) < 0)
@@ -217,6 +228,8 @@ static short events_of(struct rs_socket *rs, short wanted) {
         found |= wanted & (POLLOUT | POLLWRNORM);
     if (rs->phase == RS_ENDED)
         found |= POLLERR | POLLHUP;
+    if (rs->phase == RS_HAS_STREAM && wanted & POLLRDHUP && !rs_stream_may_receive(&rs->stream))
+        found |= POLLRDHUP;
     if (rs->phase != RS_HAS_STREAM || rs_stream_unread(&rs->stream))
         return found; /* as librdmacm: what has arrived is read before the end is told */
     if (rs->stream.state == RS_FAILED)
@@ -226,8 +239,20 @@ static short events_of(struct rs_socket *rs, short wanted) {
     return found;
 }
 
+uint32_t rs_look(struct rs_socket *rs) {
+    for (int i = 0; i < 2; i++) {
+        if (i)
+            arm(rs);
+        while (progress(rs)) {
+        }
+    }
+    short all = POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM | POLLRDHUP;
+    return rs->is_closed ? 0 : (uint32_t)events_of(rs, all);
+}
+
 struct polled {
     struct pollfd *fds;
+    const sigset_t *mask;       /* while it waits; NULL: that of the thread */
     struct rs_socket **sockets; /* NULL: an ordinary descriptor, or one that is left out */
     struct pollfd *below;       /* the sleeper's, then two for each */
     nfds_t count;
@@ -262,7 +287,8 @@ static int look(const struct polled *polled, bool arms) {
 /* Ordinary descriptors that have events now, or wait for any; how many; -1 with errno. */
 static int look_below(const struct polled *polled, int timeout) {
     int found = 0;
-    if (poll(polled->below, 1 + 2 * polled->count, timeout) < 0)
+    struct timespec time = {.tv_sec = timeout / 1000, .tv_nsec = timeout % 1000 * 1000000L};
+    if (ppoll(polled->below, 1 + 2 * polled->count, timeout < 0 ? NULL : &time, polled->mask) < 0)
         return -1;
     for (nfds_t i = 0; i < polled->count; i++)
         if (!polled->sockets[i]) {
@@ -281,7 +307,7 @@ static int sleep_on(const struct polled *polled, double deadline) {
     fall_asleep(&self);
     found = look(polled, true);
     polled->below[0] = (struct pollfd){.fd = self.fd, .events = POLLIN};
-    int others = look_below(polled, found ? 0 : milliseconds_to(deadline));
+    int others = look_below(polled, found ? 0 : rs_milliseconds_to(deadline));
     int code = errno;
     get_up(&self);
     errno = code;
@@ -307,9 +333,9 @@ static int wait_for_any(const struct polled *polled, int timeout) {
     }
 }
 
-EXPORT int rpoll(struct pollfd *fds, nfds_t count, int timeout) {
+static int poll_all(struct pollfd *fds, nfds_t count, int timeout, const sigset_t *mask) {
     int state;
-    struct polled polled = {.fds = fds, .count = count};
+    struct polled polled = {.fds = fds, .count = count, .mask = mask};
     polled.sockets = calloc(count + 1, sizeof *polled.sockets);
     polled.below = calloc(1 + 2 * count, sizeof *polled.below);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
@@ -326,6 +352,26 @@ EXPORT int rpoll(struct pollfd *fds, nfds_t count, int timeout) {
     return found;
 }
 
+EXPORT int rpoll(struct pollfd *fds, nfds_t count, int timeout) { return poll_all(fds, count, timeout, NULL); }
+
+/* Milliseconds, rounded up; NULL: for ever. */
+static int milliseconds_of(const struct timespec *time) {
+    if (!time)
+        return -1;
+    if (time->tv_sec >= INT_MAX / 1000)
+        return INT_MAX;
+    return (int)(time->tv_sec * 1000 + (time->tv_nsec + 999999) / 1000000);
+}
+
+static bool is_time(const struct timespec *time) {
+    return !time || (time->tv_sec >= 0 && time->tv_nsec >= 0 && time->tv_nsec < 1000000000);
+}
+
+EXPORT int rppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
+EXPORT int rppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask) {
+    return is_time(timeout) ? poll_all(fds, count, milliseconds_of(timeout), mask) : fail(EINVAL);
+}
+
 /* -- rselect --------------------------------------------------------------------------------------------------------- */
 
 static bool has(const fd_set *set, int fd) { return set && FD_ISSET(fd, set); }
@@ -335,19 +381,21 @@ static void keep(fd_set *set, int fd, bool is_set) {
         FD_CLR(fd, set);
 }
 
-EXPORT int rselect(int count, fd_set *reading, fd_set *writing, fd_set *failing, struct timeval *timeout) {
+EXPORT int rpselect(int count, fd_set *reading, fd_set *writing, fd_set *failing, const struct timespec *timeout,
+                    const sigset_t *mask);
+EXPORT int rpselect(int count, fd_set *reading, fd_set *writing, fd_set *failing, const struct timespec *timeout,
+                    const sigset_t *mask) {
     struct pollfd fds[FD_SETSIZE];
     nfds_t wanted = 0;
     int bits = 0;
-    if (count < 0 || count > FD_SETSIZE)
+    if (count < 0 || count > FD_SETSIZE || !is_time(timeout))
         return fail(EINVAL);
     for (int fd = 0; fd < count; fd++) {
         int events = (has(reading, fd) ? POLLIN : 0) | (has(writing, fd) ? POLLOUT : 0) | (has(failing, fd) ? POLLPRI : 0);
         if (events)
             fds[wanted++] = (struct pollfd){.fd = fd, .events = (short)events};
     }
-    int milliseconds = timeout ? (int)(timeout->tv_sec * 1000 + (timeout->tv_usec + 999) / 1000) : -1;
-    int found = rpoll(fds, wanted, milliseconds);
+    int found = poll_all(fds, wanted, milliseconds_of(timeout), mask);
     if (found < 0)
         return -1;
     for (nfds_t i = 0; i < wanted; i++) {
@@ -363,4 +411,11 @@ EXPORT int rselect(int count, fd_set *reading, fd_set *writing, fd_set *failing,
         bits += reads + writes + fails;
     }
     return bits;
+}
+
+EXPORT int rselect(int count, fd_set *reading, fd_set *writing, fd_set *failing, struct timeval *timeout) {
+    struct timespec time = {0};
+    if (timeout)
+        time = (struct timespec){.tv_sec = timeout->tv_sec, .tv_nsec = timeout->tv_usec * 1000L};
+    return rpselect(count, reading, writing, failing, timeout ? &time : NULL, NULL);
 }

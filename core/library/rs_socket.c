@@ -42,11 +42,10 @@ struct rs_socket *rs_new(int domain) {
     return rs;
 }
 
-int rs_add(struct rs_socket *rs) {
-    size_t fd = (size_t)rs->fd;
+static int put(struct rs_socket *rs, size_t number) {
     pthread_mutex_lock(&mutex);
-    if (fd >= table_size) {
-        size_t size = fd < 32 ? 64 : fd * 2;
+    if (number >= table_size) {
+        size_t size = number < 32 ? 64 : number * 2;
         struct rs_socket **larger = realloc(table, size * sizeof *table);
         if (!larger) {
             pthread_mutex_unlock(&mutex);
@@ -56,9 +55,25 @@ int rs_add(struct rs_socket *rs) {
         table = larger;
         table_size = size;
     }
-    table[fd] = rs;
+    table[number] = rs;
+    rs->numbers++;
     pthread_mutex_unlock(&mutex);
     return 0;
+}
+
+int rs_add(struct rs_socket *rs) { return put(rs, (size_t)rs->fd); }
+
+EXPORT int rdmacm_alias(int fd, int number);
+
+/* `number`, a duplicate of the descriptor of a socket or of an epoll, is the same: for what has duplicated it. */
+EXPORT int rdmacm_alias(int fd, int number) {
+    struct rs_socket *rs = rs_find(fd);
+    if (!rs)
+        return rs_epoll_alias(fd, number);
+    rs_lock(rs);
+    int result = rs->is_closed ? fail(EBADF) : put(rs, (size_t)number);
+    rs_leave(rs);
+    return result;
 }
 
 void rs_lock(struct rs_socket *rs) {
@@ -83,6 +98,12 @@ struct rs_socket *rs_find(int fd) {
         rs->users++;
     pthread_mutex_unlock(&mutex);
     return rs;
+}
+
+void rs_hold(struct rs_socket *rs) {
+    pthread_mutex_lock(&mutex);
+    rs->users++;
+    pthread_mutex_unlock(&mutex);
 }
 
 struct rs_socket *rs_enter(int fd) {
@@ -118,8 +139,33 @@ void rs_leave(struct rs_socket *rs) {
     rs_release(rs);
 }
 
+bool rs_close_number(struct rs_socket *rs, int number) {
+    bool is_own = rs->fd == number;
+    pthread_mutex_lock(&mutex);
+    bool is_there = table[number] == rs; /* not closed by another thread meanwhile */
+    if (is_there && rs->numbers == 1) {
+        pthread_mutex_unlock(&mutex);
+        return false;
+    }
+    if (is_there) {
+        table[number] = NULL;
+        rs->numbers--;
+    }
+    for (size_t i = 0; is_own && i < table_size; i++)
+        if (table[i] == rs)
+            rs->fd = rs->channel->fd = (int)i;
+    pthread_mutex_unlock(&mutex);
+    if (is_own)
+        rs_renumber(rs, number);
+    if (is_there)
+        close(number);
+    rs_wake(); /* who sleeps has the old number */
+    return true;
+}
+
 void rs_remove(struct rs_socket *rs) {
     rs->is_closed = true;
+    rs_unwatch(rs);
     pthread_mutex_lock(&mutex);
     table[rs->fd] = NULL;
     rs->users--; /* the caller has one */

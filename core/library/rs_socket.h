@@ -18,8 +18,10 @@ struct rs_options {
     int mappings;                                /* of the peer, at most */
     int reuse_address, only_ipv6;
     int keepalive, keep_idle;                    /* seconds */
-    int keep_interval, keep_count, no_delay, oob_inline; /* kept, without effect */
+    /* kept, without effect */
+    int keep_interval, keep_count, no_delay, oob_inline, cork, quick_ack, defer_accept, user_timeout, fast_open;
     struct linger linger;
+    struct timeval receive_timeout, send_timeout; /* of calls that wait; 0: for ever */
 };
 
 enum rs_phase { RS_IDLE, RS_LISTENING, RS_CONNECTING, RS_HAS_STREAM, RS_ENDED };
@@ -32,10 +34,12 @@ struct rs_mapped {
     uint32_t index;
 };
 
-/* The number of a socket is the descriptor of its event channel. */
+/* The number of a socket is the descriptor of its event channel. It may have more, which are duplicates of that. */
 struct rs_socket {
     int fd;
-    unsigned users;   /* the table, and calls; of the table's lock */
+    unsigned users;            /* the table, and calls; of the table's lock */
+    unsigned numbers;          /* in the table; of its lock */
+    struct rs_watch *watches;  /* of the lock of rs_epoll.c */
     /* of the lock */
     pthread_mutex_t lock;
     int cancel_state; /* of the thread that has the lock */
@@ -77,6 +81,10 @@ void rs_release(struct rs_socket *rs);
 /* The calls of a thread are not cancelled while it has the lock. */
 void rs_lock(struct rs_socket *rs);
 void rs_unlock(struct rs_socket *rs);
+/* One more user, where it cannot go meanwhile. */
+void rs_hold(struct rs_socket *rs);
+/* Close a number, with the lock; false: it is the last one, which is left. */
+bool rs_close_number(struct rs_socket *rs, int number);
 /* Take it out of the table, with the lock: the last call that has it frees it. */
 void rs_remove(struct rs_socket *rs);
 
@@ -100,8 +108,27 @@ rs_condition rs_is_readable, rs_is_writable;
 /* Wait for a condition, with the lock, which is left meanwhile; 0 or an errno: EAGAIN, EINTR, EBADF. `deadline` is one
  * of rdmacm_now(); 0: none. */
 int rs_wait(struct rs_socket *rs, rs_condition *is_met, bool is_nonblocking, double deadline);
+/* When a call that begins now has waited for long enough. */
+double rs_deadline(const struct timeval *timeout);
 /* Other threads look again. */
 void rs_wake(void);
+/* Do what there is to do, and have what comes next make a descriptor readable; the events that there are, with the
+ * lock. */
+uint32_t rs_look(struct rs_socket *rs);
+/* How long to sleep, in milliseconds; -1: for ever, which is a deadline of 0. */
+int rs_milliseconds_to(double deadline);
+
+/* -- epoll (rs_epoll.c); with the lock ------------------------------------------------------------------------------- */
+
+/* Something was done for a socket, or has changed: who waits for edges is told of `has_news` only. */
+void rs_tell(struct rs_socket *rs, bool has_news);
+/* The descriptor of its channel has another number now. */
+void rs_renumber(struct rs_socket *rs, int before);
+/* It is closed. */
+void rs_unwatch(struct rs_socket *rs);
+/* Another number of an epoll, or one is closed; -1 with EBADF: it is none. */
+int rs_epoll_alias(int fd, int number);
+int rs_epoll_close(int fd);
 
 /* Exported functions that others here call. */
 int rdma_listen(struct rdma_cm_id *id, int backlog);

@@ -56,8 +56,9 @@ static ssize_t receive(int fd, const struct iovec *vectors, size_t count, int fl
         return done(rs, 0, EOPNOTSUPP);
     if (rs->phase != RS_HAS_STREAM && rs->phase != RS_CONNECTING)
         return done(rs, 0, ENOTCONN);
+    double deadline = rs_deadline(&rs->options.receive_timeout);
     do {
-        code = total ? rs_wait(rs, rs_is_readable, !is_patient(rs, flags), 0) : 0;
+        code = total ? rs_wait(rs, rs_is_readable, !is_patient(rs, flags), deadline) : 0;
         if (!code && rs->phase != RS_HAS_STREAM)
             code = ENOTCONN;
         if (code || !total)
@@ -108,8 +109,9 @@ static int why_not(const struct rs_socket *rs) { return rs->stream.state == RS_F
 /* Send all, or as much as can be sent without waiting; `code` is why it ended. */
 static size_t send_one(struct rs_socket *rs, const uint8_t *data, size_t size, bool waits, int *code) {
     size_t moved = 0;
+    double deadline = rs_deadline(&rs->options.send_timeout);
     do {
-        *code = size ? rs_wait(rs, rs_is_writable, !waits, 0) : 0;
+        *code = size ? rs_wait(rs, rs_is_writable, !waits, deadline) : 0;
         if (!*code && rs->phase != RS_HAS_STREAM)
             *code = ENOTCONN;
         else if (!*code && !rs_stream_may_send(&rs->stream))
