@@ -34,8 +34,8 @@
                                      states that none has visited; --replay SEED, --script FILE: one simulation
     python3 dev.py fuzz [TARGET...] [--seconds N] [ARGS...]
                                      fuzz every decoder and engine, or some of them, for a minute or N seconds; "fuzz
-                                     --help" has the other arguments.  core_engine, the compiled core without an
-                                     interpreter, needs clang and libFuzzer
+                                     --help" has the other arguments.  core_engine and stream_engine, C code without
+                                     an interpreter, need clang and libFuzzer
     python3 dev.py coverage [ARGS...]
                                      the lines and branches of the compiled core that tests execute; ARGS are pytest's,
                                      by default the tests of the core and of the reliable connection

@@ -12,6 +12,8 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from pictures import state_diagram  # noqa: E402 (after the path of the sources)
 
 from rdmacm.proto.cm import states as cm_states  # noqa: E402
+from rdmacm.proto.rsocket import peers as rsocket_peers  # noqa: E402
+from rdmacm.proto.rsocket import states as rsocket_states  # noqa: E402
 from rdmacm.provider.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
 from rdmacm.verbs import QPAttrMask, QPState, QPType, qpstate  # noqa: E402
 
@@ -28,7 +30,7 @@ MODIFIED = {pair: row for pair, row in qpstate.TRANSITIONS.items() if pair[1] no
 
 def render() -> str:
     """The page."""
-    return "\n".join(["# States", "", *ids(), "", *queue_pairs(), "", *connections()]) + "\n"
+    return "\n".join(["# States", "", *ids(), "", *queue_pairs(), "", *connections(), "", *rsockets()]) + "\n"
 
 
 def drawn() -> dict[str, str]:
@@ -131,6 +133,39 @@ def connections() -> list[str]:
                 after = "" if step.state is state else step.state.name
                 doing = "; ".join(action.value for action in step.actions)
                 out.append(f"| {state.name} | {trigger.value} | {after} | {doing} |")
+    return out
+
+
+def rsockets() -> list[str]:
+    """The states of a stream of rsocket(7), and of a peer of a datagram socket."""
+    out = [
+        "## The states of a stream of rsockets",
+        "",
+        (
+            "From the table of [`proto/rsocket/states.py`](../src/rdmacm/proto/rsocket/states.py), "
+            "which describes each state."
+        ),
+        "What a state does not list changes nothing. A peer that breaks the protocol is a lost connection.",
+        "",
+        "| state | on | next state | message to the peer |",
+        "|---|---|---|---|",
+    ]
+    for (stream, on), (after, message) in rsocket_states.TRANSITIONS.items():
+        out.append(f"| {stream.name} | {on.value} | {after.name} | {message.name if message is not None else ''} |")
+    out += [
+        "",
+        "## The states of a peer of a datagram rsocket",
+        "",
+        (
+            "From the table of [`proto/rsocket/peers.py`](../src/rdmacm/proto/rsocket/peers.py), "
+            "which describes each state."
+        ),
+        "",
+        "| state | on | next state | what is done |",
+        "|---|---|---|---|",
+    ]
+    for (peer, cause), (later, action) in rsocket_peers.TRANSITIONS.items():
+        out.append(f"| {peer.name} | {cause.value} | {later.name} | {action.value if action is not None else ''} |")
     return out
 
 

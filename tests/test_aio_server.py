@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from rdmacm import CmDisconnectedError, CmRejectedError, aio
 from rdmacm.aio import AsyncConnection, start_server
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run a coroutine function as a test, at most for 40 seconds."""
-
-    async def patiently() -> None:
-        async with asyncio.timeout(40):
-            await test()
-
-    @functools.wraps(test)
-    def run() -> None:
-        asyncio.run(patiently())
-
-    return run
+from support.aio import in_loop
 
 
 async def echo(conn: AsyncConnection) -> None:

@@ -47,10 +47,11 @@ def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_socket_peer() -> None:
-    done = run(str(PEERS), "asyncio", "--rounds", "1", "--effort", "0.005", "--json")
+@pytest.mark.parametrize("name", ["asyncio", "rsocket"])
+def test_socket_peer(name: str) -> None:
+    done = run(str(PEERS), name, "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["peers"]["asyncio"]
+    found = json.loads(done.stdout)["peers"][name]
     assert found["half_round_trip_us"] > 0
     assert set(found["bandwidth"]["send"]) == {"4096", "65536", "1048576"}
     assert min(found["bandwidth"]["send"].values()) > 0

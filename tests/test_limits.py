@@ -27,8 +27,14 @@ from rdmacm.proto import acm, constants
 from rdmacm.proto.cm import admission, timeouts
 from rdmacm.proto.cm.connection import AMPLIFICATION
 from rdmacm.proto.cm.messages import RTU, pack_message
+from rdmacm.proto.rsocket import engine as rsocket_engine
+from rdmacm.proto.rsocket import headers as rsocket_headers
+from rdmacm.proto.rsocket import messages as rsocket_messages
+from rdmacm.proto.rsocket import peers as rsocket_peers
 from rdmacm.proto.sa import client as sa_client
 from rdmacm.proto.sa.client import SaClient
+from rdmacm.rsocket import listening as rsocket_listening
+from rdmacm.rsocket import options as rsocket_options
 from rdmacm.run import lookups as run_lookups
 from rdmacm.run import protocol, server, sessions, slots
 from rdmacm.soft import host as soft_host
@@ -68,7 +74,7 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "memory regions": (ATTR.max_mr,),
     "memory windows": (ATTR.max_mw,),
     "protection domains": ("UNLIMITED",),
-    "work requests": (ATTR.max_qp_wr, ATTR.max_srq_wr),
+    "work requests of a queue": (ATTR.max_qp_wr, ATTR.max_srq_wr),
     "scatter/gather": (ATTR.max_sge, ATTR.max_sge_rd, ATTR.max_srq_sge),
     "bytes of inline": (ATTR.max_inline_data,),
     "entries of a completion": (ATTR.max_cqe,),
@@ -120,6 +126,19 @@ VALUES: dict[str, tuple[int | float | str, ...]] = {
     "complete responses": (sa_client._MAX_LINGERING,),
     "requests at ib_umad": (4096,),
     "addresses in an answer": (acm.MAX_ENDPOINTS,),
+    "ring of a stream": (rsocket_options._MIN_BUFFER, rsocket_options._MAX_BUFFER),
+    "work requests of a stream": (rsocket_options._MIN_QUEUE, rsocket_options._MAX_QUEUE),
+    "I/O mappings": (rsocket_messages.MAX_MAPPINGS,),
+    "longest message": (rsocket_engine.MAX_MESSAGE,),
+    "entries of the send queue": (rsocket_engine.CONTROL_SLOTS,),
+    "what a peer sends without room": ("SO_RCVBUF",),
+    "what a peer sends without a credit": ("RDMA_RQSIZE",),
+    "targets of a peer": (rsocket_messages.TARGETS,),
+    "established streams": (rsocket_listening._MAX_BACKLOG,),
+    "streams that are half-open": (_MAX_HALF_OPEN,),
+    "datagram of a socket": (rsocket_headers.MAX_LENGTH,),
+    "datagrams that a socket": ("SO_RCVBUF / 2,048",),
+    "peers of a datagram socket": (rsocket_peers.MAX_PEERS, rsocket_peers.MAX_RESOLVING),
     "elements, inline": ("those of devices",),
     "completion vectors": (1,),
     "ranges of queue pair numbers": (slots._MOST_SLOTS, 1 << constants.QPN_BITS),

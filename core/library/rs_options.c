@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 enum { LEAST_QUEUE = 16, MOST_QUEUE = 0xFFFE, LEAST_BUFFER = 32, MOST_BUFFER = 1 << 30 };
 
@@ -31,6 +32,11 @@ static const struct option numbers[] = {
     {IPPROTO_TCP, TCP_KEEPIDLE, FIELD(keep_idle), 1, INT_MAX, false},
     {IPPROTO_TCP, TCP_KEEPINTVL, FIELD(keep_interval), 1, INT_MAX, false},
     {IPPROTO_TCP, TCP_KEEPCNT, FIELD(keep_count), 1, INT_MAX, false},
+    {IPPROTO_TCP, TCP_CORK, FIELD(cork), 0, 1, false},
+    {IPPROTO_TCP, TCP_QUICKACK, FIELD(quick_ack), 0, 1, false},
+    {IPPROTO_TCP, TCP_DEFER_ACCEPT, FIELD(defer_accept), 0, INT_MAX, false},
+    {IPPROTO_TCP, TCP_USER_TIMEOUT, FIELD(user_timeout), 0, INT_MAX, false},
+    {IPPROTO_TCP, TCP_FASTOPEN, FIELD(fast_open), 0, INT_MAX, false},
     {IPPROTO_IPV6, IPV6_V6ONLY, FIELD(only_ipv6), 0, 1, false},
     {RS_SOL_RDMA, RS_SQSIZE, FIELD(send_queue), LEAST_QUEUE, MOST_QUEUE, true},
     {RS_SOL_RDMA, RS_RQSIZE, FIELD(receive_queue), LEAST_QUEUE, MOST_QUEUE, true},
@@ -85,17 +91,40 @@ static int set_route(struct rs_socket *rs, const void *value, socklen_t length) 
     return 0;
 }
 
+/* Options that are times; NULL: it is none. */
+static struct timeval *time_of(struct rs_socket *rs, int level, int name) {
+    if (level != SOL_SOCKET)
+        return NULL;
+    return name == SO_RCVTIMEO ? &rs->options.receive_timeout : name == SO_SNDTIMEO ? &rs->options.send_timeout : NULL;
+}
+
+static int set_time(struct timeval *to, const void *value, socklen_t length) {
+    struct timeval time;
+    if (length < sizeof time)
+        return EINVAL;
+    memcpy(&time, value, sizeof time);
+    if (time.tv_usec < 0 || time.tv_usec > 999999)
+        return EDOM;
+    *to = time.tv_sec < 0 ? (struct timeval){0, 1} : time; /* as in Linux: it does not wait */
+    return 0;
+}
+
 static int set(struct rs_socket *rs, int level, int name, const void *value, socklen_t length) {
     const struct option *option = find(level, name);
     int number;
     if (level == RS_SOL_RDMA && name == RS_ROUTE)
         return set_route(rs, value, length);
+    struct timeval *time = time_of(rs, level, name);
+    if (time)
+        return set_time(time, value, length);
     if (level == SOL_SOCKET && name == SO_LINGER) {
         if (length < sizeof rs->options.linger)
             return EINVAL;
         memcpy(&rs->options.linger, value, sizeof rs->options.linger);
         return 0;
     }
+    if (level == IPPROTO_TCP && name == TCP_MAXSEG)
+        return 0; /* the path has its own */
     if (!option)
         return ENOPROTOOPT;
     if (length < sizeof number)
@@ -143,7 +172,11 @@ static int get(struct rs_socket *rs, int level, int name, void *value, socklen_t
     int number = option ? *field_of(rs, option) : read_only(rs, level, name);
     const void *from = &number;
     size_t size = sizeof number;
-    if (level == RS_SOL_RDMA && name == RS_ROUTE) {
+    const struct timeval *time = time_of(rs, level, name);
+    if (time) {
+        from = time;
+        size = sizeof *time;
+    } else if (level == RS_SOL_RDMA && name == RS_ROUTE) {
         from = rs->route;
         size = rs->route_size;
     } else if (level == SOL_SOCKET && name == SO_LINGER) {
@@ -165,6 +198,31 @@ EXPORT int rgetsockopt(int fd, int level, int name, void *value, socklen_t *leng
     if (!rs)
         return -1;
     int code = get(rs, level, name, value, length);
+    rs_leave(rs);
+    return code ? fail(code) : 0;
+}
+
+EXPORT int rioctl(int fd, unsigned long request, ...);
+
+/* FIONBIO and FIONREAD. */
+EXPORT int rioctl(int fd, unsigned long request, ...) {
+    va_list arguments;
+    va_start(arguments, request);
+    int *value = va_arg(arguments, int *);
+    va_end(arguments);
+    struct rs_socket *rs = rs_enter(fd);
+    if (!rs)
+        return -1;
+    int code = 0;
+    switch ((unsigned)request) { /* musl's ioctl() has an int */
+    case FIONBIO: rs->is_nonblocking = *value; break;
+    case FIONREAD:
+        rs_look(rs);
+        *value = rs->phase == RS_HAS_STREAM ? (int)rs_stream_unread(&rs->stream) : 0;
+        code = rs->phase == RS_LISTENING ? EINVAL : 0;
+        break;
+    default: code = ENOTTY;
+    }
     rs_leave(rs);
     return code ? fail(code) : 0;
 }

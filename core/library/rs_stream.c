@@ -166,7 +166,7 @@ static void write_mappings(struct rs_stream *stream) {
         struct rs_change *change = &stream->changes[i];
         if (!change->is_waiting)
             continue;
-        if (!rs_stream_may_send(stream) || !can_send(stream))
+        if (!rs_stream_may_send(stream) || !can_send(stream) || room_of(stream) < RS_MAPPING_LENGTH)
             return;
         struct rs_mapping entry = {.offset = in_order64(stream, change->mapping.offset),
                                    .address = in_order64(stream, change->mapping.address),

@@ -1,7 +1,8 @@
 """Connections for asyncio: :func:`connect` and :func:`listen` as in :mod:`rdmacm`, with coroutine methods.
 
 :func:`start_server` runs a handler for each client. :func:`open_rsocket_connection` and :func:`start_rsocket_server`
-have the streams of :mod:`asyncio` for rsockets (:mod:`rdmacm.rsocket`).
+have the streams of :mod:`asyncio` for rsockets (:mod:`rdmacm.rsocket`), :func:`create_rsocket_datagram_endpoint` its
+datagrams.
 :func:`async_events` iterates over the asynchronous events of a device.
 
 Each event loop has one driver for each provider. The driver watches one file descriptor of the provider; when that is
@@ -25,7 +26,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from errno import ENOENT
 from functools import partial
-from socket import AF_INET, AF_INET6, SOCK_STREAM
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -42,7 +43,10 @@ from rdmacm.interrupts.protection import interruptible
 from rdmacm.provider import Provider, get_provider
 from rdmacm.provider.choice import noting_the_choice
 from rdmacm.provider.connparam import MAXIMUM
+from rdmacm.rsocket.datagram_transport import DatagramTransport
+from rdmacm.rsocket.datagrams import DatagramState, destination_of
 from rdmacm.rsocket.listening import listen_for_streams
+from rdmacm.rsocket.options import StreamOptions
 from rdmacm.rsocket.stream import connect_stream
 from rdmacm.rsocket.transport import StreamServer, open_streams
 from rdmacm.verbs.async_event import AsyncEvent
@@ -59,6 +63,7 @@ __all__ = [
     "StreamServer",
     "async_events",
     "connect",
+    "create_rsocket_datagram_endpoint",
     "get_async_event",
     "listen",
     "open_rsocket_connection",
@@ -67,6 +72,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+P = TypeVar("P", bound=asyncio.DatagramProtocol)
 
 #: Events, and polls of connections, processed before other callbacks of the loop may run.
 _DISPATCH_LIMIT = 64
@@ -527,6 +533,62 @@ async def start_rsocket_server(
             return StreamServer(listener, client_connected_cb, limit)
     finally:
         dispatcher.release()
+
+
+async def create_rsocket_datagram_endpoint(
+    protocol_factory: Callable[[], P],
+    local_addr: tuple[str, int] | None = None,
+    remote_addr: tuple[str, int] | None = None,
+    *,
+    family: int = 0,
+    provider: str | Provider | None = None,
+) -> tuple[asyncio.DatagramTransport, P]:
+    """Make a datagram rsocket, as asyncio's ``loop.create_datagram_endpoint`` makes a UDP socket.
+
+    ``local_addr``: the address to bind to; without it any address, and a free port. ``remote_addr``: the only address
+    that datagrams go to and come from. ``family``: AF_INET or AF_INET6; without it that of the addresses. Returns the
+    transport and the protocol. ValueError: neither an address nor a family is given. Other errors are those of
+    :meth:`rdmacm.rsocket.socket.bind`.
+    """
+    remote = None if remote_addr is None else await _datagram_address(remote_addr, family)
+    family = family if remote is None else remote.family
+    if local_addr is None and not family:
+        raise ValueError("unexpected address family")
+    local = InetAddr.any(family) if local_addr is None else await _datagram_address(local_addr, family)
+    peer = None if remote is None else destination_of(remote, "connect")
+    hosts = [local.host if peer is None or not local.is_any else peer.host]
+    dispatcher = _Driver.get(get_provider(provider, hosts))
+    try:
+        with noting_the_choice(provider, hosts):
+            state = dispatcher.drive_once(lambda: DatagramState(dispatcher, local, StreamOptions()))
+    finally:
+        dispatcher.release()
+    try:
+        protocol = protocol_factory()
+        transport = DatagramTransport(asyncio.get_running_loop(), state, peer, protocol)
+    except BaseException:
+        state.release()
+        raise
+    try:
+        await asyncio.sleep(0)  # until connection_made() was called
+    except BaseException:
+        transport.abort()
+        raise
+    return transport, protocol
+
+
+async def _datagram_address(address: tuple[str, int], family: int) -> InetAddr:
+    """The first address of a host that datagrams may have; an empty host is any address."""
+    host, port = address[:2]
+    if not host:
+        return InetAddr.any(family or AF_INET)._replace(port=port)
+    answers = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=SOCK_DGRAM)
+    for kind, _, _, _, found in answers:
+        if kind in (AF_INET, AF_INET6):
+            parsed = lookup_address((str(found[0]), *found[1:]))
+            if isinstance(parsed, InetAddr):
+                return parsed
+    raise cm_error(ENOENT, "the host has no address", "create_rsocket_datagram_endpoint", host)
 
 
 def _look_up(address: SockAddr) -> SockAddr:

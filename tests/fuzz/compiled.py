@@ -1,6 +1,6 @@
 """Fuzz targets in C: parts of the compiled core with libFuzzer and the sanitizers, without an interpreter.
 
-A target is a file NAME.c beside this one, which clang compiles with the engines of the core. Its corpus is kept as that
+A target is a file NAME.c beside this one, which clang compiles with what it tests. Its corpus is kept as that
 of the targets in Python.
 """
 
@@ -20,9 +20,12 @@ _HERE = Path(__file__).resolve().parent
 _CORE = _HERE.parents[1] / "core"
 
 #: The targets, and their longest inputs in bytes.
-COMPILED = {"core_engine": 512}
+COMPILED = {"core_engine": 512, "stream_engine": 512}
+#: What each is compiled with.
+_ENGINES = {"core_engine": sorted((_CORE / "engine").glob("*.c"))}
 
-_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_CORE / 'engine'}"]
+_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror"]
+_FLAGS += [f"-I{_CORE / part}" for part in ("engine", "library")]
 _FLAGS += ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 #: An input that takes longer is a fault, in seconds.
 _SLOWEST = 20
@@ -41,7 +44,7 @@ def missing() -> str | None:
 
 def build(name: str, program: Path) -> None:
     """Compile a target."""
-    sources = [_HERE / f"{name}.c", *sorted((_CORE / "engine").glob("*.c"))]
+    sources = [_HERE / f"{name}.c", *_ENGINES.get(name, ())]
     subprocess.run(["clang", *_FLAGS, "-o", program, *sources], check=True)
 
 

@@ -1,15 +1,16 @@
 """Fuzz the decoders and engines, guided by the coverage of the package.
 
-    python3 dev.py fuzz [TARGET...] [--seconds N] [--jobs J] [--driver atheris|hypothesis] [--keep]
-                           [--directory DIRECTORY]
+    python3 dev.py fuzz [TARGET...] [--seconds N] [--jobs J] [--driver atheris|hypothesis|random]
+                           [--keep] [--directory DIRECTORY]
     python3 dev.py fuzz TARGET --input HEX
 
 The targets (default: all) share the time equally; each runs in its own process. A fault ends its target, and its
 input is printed, which --input runs again. --keep adds the inputs that reach new code to the corpus. --directory has
 what is found and each target's output; a later run goes on from there.
 
-There are two drivers. atheris, which brings libFuzzer, is used where it is installed. Otherwise hypothesis generates
-inputs, and prefers those that execute more of the package. The targets in C (compiled.py) always run with libFuzzer;
+There are three drivers. atheris, which brings libFuzzer, is used where it is installed. Otherwise hypothesis generates
+inputs, and prefers those that execute more of the package. random changes the seeds and the corpus without looking at
+what is executed, and so runs a hundred times as many inputs. The targets in C (compiled.py) always run with libFuzzer;
 without names they are left out where clang is missing.
 """
 
@@ -22,6 +23,7 @@ import gc
 import importlib.util
 import io
 import os
+import random
 import re
 import sys
 import tempfile
@@ -54,7 +56,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET")
     parser.add_argument("--seconds", type=float, default=60, help="how long, all targets together (default: 60)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many targets run at a time")
-    parser.add_argument("--driver", choices=("atheris", "hypothesis"), default=default_driver())
+    parser.add_argument("--driver", choices=("atheris", "hypothesis", "random"), default=default_driver())
     parser.add_argument("--keep", action="store_true", help="add inputs that reach new code to the corpus")
     parser.add_argument("--directory", help="where to go on from, and to leave what is found")
     parser.add_argument("--input", metavar="HEX", help="run one input of one target")
@@ -185,7 +187,7 @@ def _start(target: Target | str, driver: str, seconds: float, directory: Path) -
         if isinstance(target, str):
             status = compiled.fuzz(target, seconds, directory)
         else:
-            status = (_with_atheris if driver == "atheris" else _with_hypothesis)(target, seconds, directory)
+            status = _DRIVERS[driver](target, seconds, directory)
     except BaseException:  # the parent goes on with the next target
         traceback.print_exc()
     finally:
@@ -269,6 +271,31 @@ def _with_hypothesis(target: Target, seconds: float, directory: Path) -> int:
         status = 1
     print(f"number_of_executed_units: {executed} cov: {len(edges)}")
     return status
+
+
+def _with_random(target: Target, seconds: float, directory: Path) -> int:
+    watch = Stopwatch()
+    rng = random.Random()
+    beginning = _beginning(target) or [b""]
+    executed, data = 0, b""
+    try:
+        while watch.seconds < seconds:
+            for _ in range(1000):
+                data = b"".join(rng.choices(beginning, k=rng.randint(1, 3)))
+                edits = [(rng.randrange(len(data) + 1), rng.randrange(256)) for _ in range(rng.randrange(6))]
+                data = _edited(data, edits, target.max_size)
+                target.run(data)
+                executed += 1
+    except Exception:
+        traceback.print_exc()
+        (directory / "fault-1").write_bytes(data)
+        return 1
+    finally:
+        print(f"number_of_executed_units: {executed}")
+    return 0
+
+
+_DRIVERS = {"atheris": _with_atheris, "hypothesis": _with_hypothesis, "random": _with_random}
 
 
 def _beginning(target: Target) -> list[bytes]:

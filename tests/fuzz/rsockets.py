@@ -39,6 +39,8 @@ def stream_seeds() -> Iterator[bytes]:
     for operation in (*Operation, 1, 2, 3, 5):
         for argument in (*Control, 3, 128, 129, 1 << 16, (1 << 29) - 1):
             yield b"\x01" + immediate(operation, argument).to_bytes(4, "big") + bytes((2, 50, 0, 50, 5, 8))
+    for last in (Target((1 << 64) - 9, 6, 99).pack("little"), Mapping(0, (1 << 64) - 9, 6, 99).pack("little")):
+        yield bytes((4, 56)) + last.rjust(56, b"\0") + b"\x01" + immediate(Operation.IOMAP, 1).to_bytes(4, "big")
     yield bytes((4, 16)) + Target(5, 6, 7).pack("little") + b"\x01" + immediate(Operation.SGL, 9).to_bytes(4, "big")
 
 
@@ -76,12 +78,14 @@ def rsocket_stream(data: bytes) -> None:
             engine.map(source.number() % _MAPPINGS, Mapping(1, 2, 3, 4))
         while engine.work:
             work = engine.work.popleft()
+            assert 0 <= work.remote_addr < 1 << 64
             for offset, length in work.local:
                 assert 0 <= offset <= offset + length <= _SIZE
         assert len(engine._outstanding) <= 8, "the send queue has room for all requests"
         assert engine._slots >= 0
         assert engine._control_slots >= 0
         assert 0 <= engine.unread <= _SIZE
+        assert engine._room >= 0
         assert taken <= arrived
         assert 0 <= engine._put - engine._freed <= _SIZE
         assert (engine.fault is None) or engine.failure == engine.fault.value

@@ -35,6 +35,12 @@ def test_hypothesis_finds_a_fault(tmp_path: Path) -> None:
     assert (tmp_path / "fault-1").read_bytes()[1] >= 0x80
 
 
+def test_random_changes_find_a_fault(tmp_path: Path) -> None:
+    target = Target("faulty", faulty, lambda: [b"\7\0\0\0"], 16)
+    assert drive._with_random(target, 20.0, tmp_path) == 1
+    assert (tmp_path / "fault-1").read_bytes()[1] >= 0x80
+
+
 def test_inputs_that_reach_new_code_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drive, "CORPUS", tmp_path)
     monkeypatch.setattr(harness, "CORPUS", tmp_path)

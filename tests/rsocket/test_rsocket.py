@@ -54,7 +54,9 @@ def pair(stack: ExitStack, **options: int) -> tuple[rsocket.socket, rsocket.sock
     "level, name, given, kept",
     [
         (socket.SOL_SOCKET, socket.SO_RCVBUF, 4001, 4002),
+        (socket.SOL_SOCKET, socket.SO_RCVBUF, 1, 32),
         (socket.SOL_SOCKET, socket.SO_SNDBUF, 4001, 4001),
+        (socket.SOL_SOCKET, socket.SO_SNDBUF, (1 << 31) - 1, 1 << 30),
         (socket.SOL_SOCKET, socket.SO_REUSEADDR, 5, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1, 1),
         (socket.SOL_SOCKET, socket.SO_OOBINLINE, 1, 1),
@@ -64,6 +66,7 @@ def pair(stack: ExitStack, **options: int) -> tuple[rsocket.socket, rsocket.sock
         (rsocket.SOL_RDMA, rsocket.RDMA_RQSIZE, 1 << 20, 0xFFFE),
         (rsocket.SOL_RDMA, rsocket.RDMA_INLINE, 0, 0),
         (rsocket.SOL_RDMA, rsocket.RDMA_IOMAPSIZE, 300, 256),
+        (rsocket.SOL_RDMA, rsocket.RDMA_IOMAPSIZE, 1 << 20, 32512),
     ],
 )
 def test_options_are_kept(level: int, name: int, given: int, kept: int) -> None:
@@ -321,9 +324,11 @@ def _stranger(port: int, private_data: bytes) -> CmId:
 
 @for_each("private_data", [b"", b"\x02" + bytes(55), b"hello"])
 def test_a_peer_that_is_no_rsocket_is_rejected(private_data: bytes) -> None:
+    before = rsocket.query_faults().get("NO_RSOCKET", 0)
     with rsocket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(ConnectionRefusedError):
             _stranger(listener.getsockname()[1], private_data)
+    assert rsocket.query_faults()["NO_RSOCKET"] == before + 1
 
 
 def test_a_listener_that_is_no_rsocket() -> None:
@@ -337,7 +342,9 @@ def test_a_listener_that_is_no_rsocket() -> None:
         request.create_qp()
         request.accept(ConnParam(private_data=b"no rsocket"))
         rsocket.poll([(client, 4)], 10)
-        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EOPNOTSUPP
+        with pytest.raises(OSError, match=r"no rsocket of this version.*create_server") as caught:
+            client.connect(("127.0.0.1", listener.src_port))
+        assert caught.value.errno == errno.EOPNOTSUPP
         client.close()
         request.destroy()
 
@@ -354,6 +361,18 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected_and_counted() -> None:
             with pytest.raises(ConnectionResetError, match="more bytes"):
                 server.recv(1)
         assert rsocket.query_faults()["MORE_BYTES"] == before + 1
+        stranger.destroy()
+
+
+def test_a_mapping_at_the_end_of_the_address_space() -> None:
+    """An address that would have 65 bits begins again at 0, where the peer's device refuses it."""
+    with rsocket.create_server(("127.0.0.1", 0)) as listener:
+        data = ConnectionData(16, 0, Target(0, 0, 2), Target((1 << 64) - 10, 0, 100), 0).pack()
+        stranger = _stranger(listener.getsockname()[1], data)
+        with listener.accept()[0] as server:
+            assert server.send(bytes(15)) + server.send(bytes(15)) == 30
+            with pytest.raises(ConnectionResetError, match="access"):
+                server.recv(1)
         stranger.destroy()
 
 
@@ -386,6 +405,44 @@ def test_two_hosts_of_a_fabric_with_loss() -> None:
             assert client._state is not None
             assert client._state.engine is not None
             assert client._state.engine.state is State.CLOSED
+
+
+@for_each("sends", [True, False])
+def test_a_peer_that_dies(sends: bool) -> None:
+    """It is noticed because data are not acknowledged, or a probe of SO_KEEPALIVE is not."""
+    fabric = Fabric(5)
+    a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
+    with rsocket.create_server(("10.0.0.2", 7471), provider=b.provider) as listener:
+        with (
+            rsocket.create_connection(("10.0.0.2", 7471), provider=a.provider) as client,
+            listener.accept()[0] as server,
+        ):
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, not sends)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            fabric.crash("b")
+            if sends:
+                client.send(b"x")
+            with pytest.raises(ConnectionResetError, match=r"the peer does not answer.*rdmacm check"):
+                client.recv(1)
+
+
+def test_connections_beyond_the_backlog_wait() -> None:
+    fabric = Fabric(5)
+    a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
+    with ExitStack() as stack:
+        listener = stack.enter_context(rsocket.socket(provider=b.provider))
+        listener.bind(("10.0.0.2", 7471))
+        listener.listen(2)
+        clients = [stack.enter_context(rsocket.socket(provider=a.provider)) for _ in range(5)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(("10.0.0.2", 7471))
+        fabric.run(seconds=2.0)
+        assert sum(client._state is not None and client._state.is_established for client in clients) == 2
+        listener.settimeout(60)
+        for _ in clients:
+            stack.enter_context(listener.accept()[0])
 
 
 def test_what_a_peer_sent_before_its_rtu_was_lost_is_not_lost() -> None:

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from rdmacm import aio, rsocket
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run a coroutine function as a test, at most for 40 seconds."""
-
-    async def patiently() -> None:
-        async with asyncio.timeout(40):
-            await test()
-
-    @functools.wraps(test)
-    def run() -> None:
-        asyncio.run(patiently())
-
-    return run
+from support.aio import in_loop
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -137,10 +137,15 @@ class Both:
         self.call("destroy")
 
 
+def address(rng: random.Random) -> int:
+    """Of the peer's memory; perhaps so high that what is added to it begins again at 0."""
+    return rng.choice([rng.getrandbits(48), rng.getrandbits(48), (1 << 64) - 1 - rng.getrandbits(6)])
+
+
 def connection(rng: random.Random, *, receive: int = 4096, credits: int = 64, mappings: int = 0) -> ConnectionData:
     flags = own_flags() ^ (ConnectionFlag.BIG_ENDIAN if rng.random() < 0.3 else 0)
-    control = Target(rng.getrandbits(48), rng.getrandbits(32), TARGETS)
-    return ConnectionData(credits, mappings, control, Target(rng.getrandbits(48), 7, receive // 2), flags)
+    control = Target(address(rng), rng.getrandbits(32), TARGETS)
+    return ConnectionData(credits, mappings, control, Target(address(rng), 7, receive // 2), flags)
 
 
 def step(rng: random.Random, both: Both) -> None:
@@ -172,7 +177,7 @@ def step(rng: random.Random, both: Both) -> None:
 
     def credits_arrive() -> None:
         if rng.random() < 0.5:
-            target = Target(rng.getrandbits(48), rng.getrandbits(32), rng.choice([0, 500, 5000]))
+            target = Target(address(rng), rng.getrandbits(32), rng.choice([0, 500, 5000]))
             both.write_memory("control", ours._next_entry * 16, target.pack(ours._order))
         more = ours._peer.credits if rng.random() < 0.98 else rng.getrandbits(16)
         receive(immediate(Operation.SGL, ours._sent + more & 0x1FFFF))
@@ -180,7 +185,7 @@ def step(rng: random.Random, both: Both) -> None:
     def mapping_arrives() -> None:
         index = rng.randrange(ours._own.mappings + (rng.random() < 0.02) or 1)
         if index < ours._own.mappings:
-            entry = Mapping(index << 20, rng.getrandbits(48), 9, rng.choice([0, 1000]))
+            entry = Mapping(index << 20, address(rng), 9, rng.choice([0, 1000]))
             both.write_memory("control", TARGETS * 16 + index * 24, entry.pack(ours._order))
         receive(immediate(Operation.IOMAP, index))
 
@@ -226,7 +231,8 @@ def test_both_engines_do_the_same(engine: ctypes.CDLL) -> None:
         rng = random.Random(seed)
         receive = rng.choice([64, 4096, 1 << 17])
         own = connection(rng, receive=receive, credits=rng.choice([16, 384]), mappings=rng.choice([0, 2]))
-        own = ConnectionData(own.credits, own.mappings, own.control, own.buffer, own_flags())
+        buffer = Target(rng.getrandbits(48), 7, receive // 2)
+        own = ConnectionData(own.credits, own.mappings, own.control, buffer, own_flags())
         peer = connection(rng, credits=rng.choice([1, 16, 384]), mappings=rng.choice([0, 1]))
         both = Both(engine, own, peer, (rng.choice([32, 5000, 1 << 17]), receive, rng.choice([16, 50])))
         for _ in range(300):

@@ -56,6 +56,12 @@ def status_text(status: WCStatus) -> str:
     return known[1] if known else f"the operation failed with {status.name}"
 
 
+def status_hint(status: WCStatus) -> str | None:
+    """What to try after a completion status, if anything helps."""
+    known = _FAILURES.get(status)
+    return known[2] if known else None
+
+
 def completion_error(status: WCStatus, operation: str, address: str, close_reason: str | None) -> RdmaError:
     """Return the exception for an ``operation`` that completed with an error status.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket as _socket
 from collections.abc import Callable
-from operator import index
 from typing import TypeVar
 
 from rdmacm.cmid import CmId
@@ -20,12 +19,6 @@ T = TypeVar("T")
 
 #: A plain number, as the flags of :mod:`socket` are slow to combine.
 DONTWAIT = int(getattr(_socket, "MSG_DONTWAIT", 0))
-
-
-def check_int(value: int) -> None:
-    """OverflowError: it is no int of C; TypeError: it is no integer."""
-    if not -(1 << 31) <= index(value) < 1 << 31:
-        raise OverflowError("Python int too large to convert to C int")
 
 
 class SocketBase:
@@ -113,7 +106,7 @@ class SocketBase:
             if timeout == 0:
                 raise CmWouldBlockError(errno.EAGAIN, "the call would have to wait", step)
             if until is not None and clock() >= until:
-                raise CmTimeoutError(errno.ETIMEDOUT, "timed out", step)
+                raise CmTimeoutError(errno.ETIMEDOUT, "timed out", step, self._peer_text())
             dispatcher.drive_once(self._look)
 
     def _next_look(self) -> float | None:

@@ -87,5 +87,8 @@ def create_server(
 
 
 def query_faults() -> dict[str, int]:
-    """How often a peer has broken the protocol, by the name of the fault. Each has ended its connection."""
+    """How often a peer has broken the protocol, by the name of the fault. Each has ended its connection.
+
+    NO_RSOCKET: a request for a connection was no rsocket's, or one of another version, and was rejected.
+    """
     return dict(faults)

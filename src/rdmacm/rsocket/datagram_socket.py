@@ -12,9 +12,8 @@ from rdmacm.address import InetAddr, SockAddr, format_address
 from rdmacm.cmid import CmId
 from rdmacm.endpoint.dispatcher import Observable
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
-from rdmacm.proto.rsocket.peers import PeerKey
 from rdmacm.rsocket.base import DONTWAIT
-from rdmacm.rsocket.datagrams import DatagramState
+from rdmacm.rsocket.datagrams import DatagramState, destination_of, key_of
 from rdmacm.rsocket.options import set_option
 from rdmacm.rsocket.polling import poll
 from rdmacm.rsocket.sockets import socket
@@ -79,11 +78,9 @@ class DatagramSocket(socket):
     def connect(self, address: SockAddr) -> None:
         """Have datagrams go to an address, and receive from there only."""
         self._check_open("connect")
-        peer = self._lookup(address, "connect")
-        if peer.is_any:
-            peer = InetAddr.loopback(self._family, peer.port)
+        peer = destination_of(self._lookup(address, "connect"), "connect")
         end = self._opened(peer.host)
-        key = _key(peer)
+        key = key_of(peer)
         end.dispatcher.drive_once(lambda: end.source_for(key))
         end.peer = key
         self._peer = peer
@@ -239,14 +236,10 @@ class DatagramSocket(socket):
             if peer is None:
                 raise cm_error(errno.EDESTADDRREQ, "the socket is not connected", step, hint="sendto() or connect()")
         else:
-            peer = self._lookup(address, step)
-            if peer.is_any:
-                peer = InetAddr.loopback(self._family, peer.port)
-        if peer.is_multicast:
-            raise cm_error(errno.EOPNOTSUPP, "rsockets have no multicast", step, str(peer), "rdmacm.CmId")
+            peer = destination_of(self._lookup(address, step), step)
         if _socket.SHUT_WR in self._shut:
             raise BrokenPipeError(errno.EPIPE, f"{step}: the socket was shut down")
-        end, key = self._opened(peer.host), _key(peer)
+        end, key = self._opened(peer.host), key_of(peer)
         size = sum(map(len, views))
         self._wait_for(end, _select.POLLOUT, lambda: end.send(views, key) or None, flags, step)
         return size
@@ -333,10 +326,6 @@ class DatagramSocket(socket):
             return "<rsocket closed>"
         ends = "" if self._end is None else f" {self._end.bound} -> {self._peer}"
         return f"<rsocket datagrams{ends}>"
-
-
-def _key(address: InetAddr) -> PeerKey:
-    return address.ip, address.port, address.link
 
 
 socket._kinds[_socket.SOCK_DGRAM] = DatagramSocket

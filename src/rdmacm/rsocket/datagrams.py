@@ -53,6 +53,18 @@ _HOP_LIMIT = 64
 _PORT_TRIES = 16
 
 
+def key_of(address: InetAddr) -> PeerKey:
+    """The key of a peer in the table."""
+    return address.ip, address.port, address.link
+
+
+def destination_of(address: InetAddr, step: str) -> InetAddr:
+    """Where datagrams to an address go: the wildcard is this host. EOPNOTSUPP: it is a group."""
+    if address.is_multicast:
+        raise cm_error(errno.EOPNOTSUPP, "rsockets have no multicast", step, str(address), "rdmacm.CmId")
+    return InetAddr.loopback(address.family, address.port) if address.is_any else address
+
+
 class LocalEnd:
     """The queue pair of a local address."""
 
@@ -389,7 +401,7 @@ class DatagramState(Observable):
             found = lookup_address(source)
             if not isinstance(found, InetAddr):
                 continue
-            key = found.ip, found.port, found.link
+            key = key_of(found)
             data = self._table.service_received(self._buffer[:length], key, self.dispatcher.clock())
             if data is not None:
                 self._deliver(data, key, found)

@@ -14,7 +14,7 @@ from rdmacm.endpoint.listening import ListenAddress, create_bound_id
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.wire import WireError
 from rdmacm.rsocket.options import StreamOptions
-from rdmacm.rsocket.stream import StreamState
+from rdmacm.rsocket.stream import StreamState, faults
 
 #: Connections that wait to be accepted, at most; librdmacm's listeners have the same limit of requests.
 _MAX_BACKLOG = 1024
@@ -81,6 +81,7 @@ class StreamListener(Observable):
         try:
             state.accept(private_data)
         except WireError:
+            faults["NO_RSOCKET"] += 1
             with contextlib.suppress(RdmaError):
                 cmid.reject()
             state.release()

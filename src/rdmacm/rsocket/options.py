@@ -6,7 +6,8 @@ import errno
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import index
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.rsocket.messages import MAX_MAPPINGS, decoded_size, encoded_size
@@ -22,8 +23,8 @@ RDMA_ROUTE = 4
 
 #: Limits of a queue: librdmacm's.
 _MIN_QUEUE, _MAX_QUEUE = 16, 0xFFFE
-#: The longest ring: the length of a target has 32 bits.
-_MAX_BUFFER = 1 << 31
+#: Limits of a ring in bytes.
+_MIN_BUFFER, _MAX_BUFFER = 32, 1 << 30
 _LINGER = struct.Struct("ii")
 
 
@@ -51,12 +52,20 @@ class StreamOptions:
     #: Options that are accepted and kept, and have no effect, by level and number.
     others: tuple[tuple[tuple[int, int], int], ...] = ()
 
+    def with_sizes_of(self, other: StreamOptions) -> StreamOptions:
+        """These options, with the sizes that a connection was made with."""
+        return replace(self, **{name: getattr(other, name) for name in _SIZES})
+
     def fitted(self, limits: DeviceAttr) -> StreamOptions:
         """The same, with the sizes of queues reduced to what a device has."""
-        from dataclasses import replace
-
         most = min(limits.max_qp_wr, limits.max_cqe // 2)
         return replace(self, send_queue=min(self.send_queue, most), receive_queue=min(self.receive_queue, most))
+
+
+def check_int(value: int) -> None:
+    """OverflowError: it is no int of C; TypeError: it is no integer."""
+    if not -(1 << 31) <= index(value) < 1 << 31:
+        raise OverflowError("Python int too large to convert to C int")
 
 
 def _limited(low: int, high: int) -> Callable[[int], int]:
@@ -71,17 +80,21 @@ def _table_size(value: int) -> int:
 _KEPT = {
     (socket.SOL_SOCKET, socket.SO_OOBINLINE): 0,
     (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+    (socket.IPPROTO_TCP, socket.TCP_MAXSEG): 2048,
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 75,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 9,
 }
 #: Options with a number: the field, and the value that is kept for one that is set.
 _NUMBERS: dict[tuple[int, int], tuple[str, Callable[[int], int | bool]]] = {
     # A ring is of two halves.
-    (socket.SOL_SOCKET, socket.SO_RCVBUF): ("receive_buffer", lambda value: min(max(value, 2) + 1 & ~1, _MAX_BUFFER)),
-    (socket.SOL_SOCKET, socket.SO_SNDBUF): ("send_buffer", _limited(32, _MAX_BUFFER)),
+    (socket.SOL_SOCKET, socket.SO_RCVBUF): (
+        "receive_buffer",
+        lambda value: min(max(value, _MIN_BUFFER) + 1 & ~1, _MAX_BUFFER),
+    ),
+    (socket.SOL_SOCKET, socket.SO_SNDBUF): ("send_buffer", _limited(_MIN_BUFFER, _MAX_BUFFER)),
     (socket.SOL_SOCKET, socket.SO_REUSEADDR): ("reuse_address", bool),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): ("keepalive", bool),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): ("keep_idle", int),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): ("keep_idle", _limited(1, (1 << 31) - 1)),
     (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY): ("v6only", bool),
     (SOL_RDMA, RDMA_SQSIZE): ("send_queue", _limited(_MIN_QUEUE, _MAX_QUEUE)),
     (SOL_RDMA, RDMA_RQSIZE): ("receive_queue", _limited(_MIN_QUEUE, _MAX_QUEUE)),
@@ -140,6 +153,7 @@ def get_option(options: StreamOptions, level: int, optname: int) -> int | bytes:
 
 def _number(value: int | bytes | None) -> int:
     if isinstance(value, int):
+        check_int(value)
         return value
     try:
         return int(struct.unpack("i", value)[0])  # type: ignore[arg-type]

@@ -22,10 +22,9 @@ from rdmacm.interrupts.protection import finalize
 from rdmacm.progress.wake import Wake
 from rdmacm.proto.rsocket.states import State, Trigger
 from rdmacm.provider import Provider, get_provider
-from rdmacm.rsocket.base import check_int
 from rdmacm.rsocket.host import HostDispatcher
 from rdmacm.rsocket.listening import StreamListener
-from rdmacm.rsocket.options import get_option, set_option
+from rdmacm.rsocket.options import check_int, get_option, set_option
 from rdmacm.rsocket.stream import StreamState
 from rdmacm.rsocket.transfer import Transfer
 from rdmacm.verbs.buffers import Buffer, byte_view
@@ -282,7 +281,7 @@ class socket(Transfer):
         number = value if isinstance(value, int) or value is None else bytes(byte_view(value))
         set_option(self._options, level, optname, number, is_connected=self._state is not None)
         if self._state is not None:
-            self._state.options = replace(self._state.options, linger=self._options.linger)
+            self._state.options = self._options.with_sizes_of(self._state.options)
         if self._listener is not None:
             self._listener.options = replace(self._options)
 
@@ -304,6 +303,10 @@ class socket(Transfer):
                 return int(self._listener is not None)
             if optname == getattr(_socket, "SO_DOMAIN", None):
                 return self._family
+        if (level, optname) == (_socket.IPPROTO_TCP, _socket.TCP_MAXSEG) and self.id is not None:
+            paths = self.id.route.path_rec
+            if paths and paths[0].mtu_bytes:
+                return paths[0].mtu_bytes
         return get_option(self._options if self._state is None else self._state.options, level, optname)
 
     def _take_error(self) -> int:

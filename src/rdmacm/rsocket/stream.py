@@ -14,8 +14,8 @@ from rdmacm.address import SockAddr
 from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import CmEventType, IbOption, OptionLevel, PortSpace
 from rdmacm.endpoint.dispatcher import Dispatcher, Observable, Routine, Wait
-from rdmacm.endpoint.failures import status_text
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.endpoint.failures import status_hint, status_text
+from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.rsocket.engine import StreamEngine
 from rdmacm.proto.rsocket.messages import (
@@ -148,6 +148,7 @@ class StreamState(Observable):
         self.error: RdmaError | None = None
         #: Whether the peer has ended the connection, or it has failed: nothing completes any more.
         self.is_gone = False
+        self._hint: str | None = None
         self.is_released = False
         #: Whether the dispatcher is going to call :meth:`poll`.
         self.is_scheduled = False
@@ -245,7 +246,7 @@ class StreamState(Observable):
                 if self.engine is not None:
                     self._establish()  # the peer has got the REP; its RTU was lost
                 self._drain()
-                self.end("the peer ended the connection before the stream")
+                self.end("the peer ended the connection without the end of the stream")
             case CmEventType.UNREACHABLE if self.is_established:
                 pass  # the peer has another hardware address; if it is another host, requests fail
             case CmEventType.REJECTED if event.status == RejectReason.STALE_CONN and self._may_try_again():
@@ -258,7 +259,9 @@ class StreamState(Observable):
             try:
                 self._begin(ConnectionData.unpack(event.private_data))
             except WireError as problem:
-                self._fail(cm_error(errno.EOPNOTSUPP, str(problem), "connect", self.cmid.peer_addr_text))
+                text = f"the peer accepts connections, but is no rsocket of this version: {problem}"
+                hint = "the address of a server of rsockets, such as rdmacm.rsocket.create_server() makes"
+                self._fail(cm_error(errno.EOPNOTSUPP, text, "connect", self.cmid.peer_addr_text, hint))
                 return
         self._establish()
 
@@ -320,7 +323,10 @@ class StreamState(Observable):
         assert engine is not None
         is_receive = wc.wr_id < _SEND_WR_ID
         if wc.status is not WCStatus.SUCCESS:
-            self.end(f"the connection failed: {status_text(wc.status)}")
+            if wc.status is WCStatus.RETRY_EXC_ERR and not self.is_gone:
+                self._hint = status_hint(wc.status)
+            is_flushed = wc.status is WCStatus.WR_FLUSH_ERR
+            self.end("the connection has ended" if is_flushed else f"the connection failed: {status_text(wc.status)}")
             return False
         if not is_receive:
             engine.completed(self._covered.popleft())
@@ -449,6 +455,11 @@ class StreamState(Observable):
             if self.error is None:
                 self.error = cm_error(errno.ECONNABORTED, reason, "connect")
             self.lifecycle.changed()
+
+    def failed(self, step: str) -> RdmaError:
+        """The error of a call after the stream has failed."""
+        reason = "" if self.engine is None else self.engine.failure or ""
+        return CmDisconnectedError(errno.ECONNRESET, reason, step, self.cmid.peer_addr_text, self._hint)
 
     # -- what sockets ask -----------------------------------------------------------------------------
 

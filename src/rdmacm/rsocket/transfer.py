@@ -8,10 +8,12 @@ import socket as _socket
 from collections.abc import Callable, Iterable
 from typing import IO, Any
 
-from rdmacm.errors import CmDisconnectedError, cm_error
+from rdmacm.errors import cm_error
 from rdmacm.proto.rsocket.engine import MAX_MESSAGE, StreamEngine
 from rdmacm.proto.rsocket.states import SENDING, State
-from rdmacm.rsocket.base import DONTWAIT, SocketBase, check_int
+from rdmacm.rsocket.base import DONTWAIT, SocketBase
+from rdmacm.rsocket.options import check_int
+from rdmacm.rsocket.stream import StreamState
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import AccessFlag
 
@@ -44,7 +46,7 @@ class Transfer(SocketBase):
             if engine is None or not engine.is_at_end:
                 return None
             if engine.state is State.FAILED:
-                raise CmDisconnectedError(errno.ECONNRESET, engine.failure or "", step, self._peer_text())
+                raise state.failed(step)
             return (0,)
 
         return self._wait(ready, flags, step)[0]
@@ -147,7 +149,7 @@ class Transfer(SocketBase):
                 return None
             if not any(map(len, given)):
                 return (0,)  # as TCP, also after the peer has closed
-            self._check_sending(engine, step)
+            self._check_sending(state, engine, step)
             done = 0
             for view in given:
                 sent = engine.write(view)
@@ -160,12 +162,13 @@ class Transfer(SocketBase):
 
         return self._wait(ready, flags, step, until)[0]
 
-    def _check_sending(self, engine: StreamEngine, step: str) -> None:
+    def _check_sending(self, state: StreamState, engine: StreamEngine, step: str) -> None:
         if engine.state in SENDING:
             return
         if engine.state is State.FAILED:
-            raise CmDisconnectedError(errno.ECONNRESET, engine.failure or "", step, self._peer_text())
-        raise BrokenPipeError(errno.EPIPE, f"{step} {self._peer_text()}: the sending half of the stream is closed")
+            raise state.failed(step)
+        text = "the peer has closed the stream, or shutdown() has closed this half"
+        raise BrokenPipeError(errno.EPIPE, f"{step} {self._peer_text()}: {text}")
 
     def send(self, data: Buffer, flags: int = 0) -> int:
         """Send bytes; return how many, all of them if the socket blocks without a timeout."""
@@ -267,7 +270,7 @@ class Transfer(SocketBase):
             engine = state.engine
             if engine is None or not state.is_established:
                 return None
-            self._check_sending(engine, "riowrite")
+            self._check_sending(state, engine, "riowrite")
             if len(view) and engine.mapping_at(offset) is None:
                 raise cm_error(errno.EFAULT, f"the peer has mapped nothing at {offset}", "riowrite", self._peer_text())
             done = engine.write_mapped(view, offset)

@@ -7,13 +7,12 @@ handled in a callback of their own, because the protocol of a transport may call
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
 from rdmacm.address import SockAddr
-from rdmacm.errors import CmDisconnectedError, RdmaError
+from rdmacm.errors import RdmaError
 from rdmacm.interrupts.protection import finalize, interruptible
 from rdmacm.proto.rsocket.states import SENDING, State, Trigger
 from rdmacm.rsocket.listening import StreamListener
@@ -74,10 +73,7 @@ class StreamTransport(asyncio.Transport):
         if engine is not None and engine.state is State.FAILED:
             # Bytes that have arrived are read first, unless nobody wants them.
             if self._is_closing or self._has_read_eof or not engine.unread:
-                error = CmDisconnectedError(
-                    errno.ECONNRESET, engine.failure or "", "recv", self._state.cmid.peer_addr_text
-                )
-                self._end(None if self._is_closing else error)
+                self._end(None if self._is_closing else self._state.failed("recv"))
         elif self._is_closing and self._has_shut and self._state.has_lingered:
             self._end(None)
 

@@ -239,6 +239,8 @@ static void options(void) {
     static const int kept[][3] = {{SOL_SOCKET, SO_SNDBUF, 5000},     {SOL_SOCKET, SO_RCVBUF, 6000},
                                   {SOL_SOCKET, SO_KEEPALIVE, 1},     {SOL_SOCKET, SO_REUSEADDR, 1},
                                   {IPPROTO_TCP, TCP_NODELAY, 0},     {IPPROTO_TCP, TCP_KEEPIDLE, 100},
+                                  {IPPROTO_TCP, TCP_KEEPINTVL, 50},  {IPPROTO_TCP, TCP_KEEPCNT, 4},
+                                  {IPPROTO_TCP, TCP_MAXSEG, 2048},
                                   {SOL_RDMA, RDMA_SQSIZE, 20},       {SOL_RDMA, RDMA_RQSIZE, 30},
                                   {SOL_RDMA, RDMA_INLINE, 0},        {SOL_RDMA, RDMA_IOMAPSIZE, 3}};
     struct linger linger = {1, 0};

@@ -20,8 +20,8 @@ again as soon as it has completed, so a credit does not wait for the application
 finds none of them free waits for a completion.
 
 **Hostile peers.** What a peer writes into the ring is the application's data, and is read once. Its targets are its own
-memory: keys and addresses are checked there. What it says in immediate data is checked here, and a :class:`Fault` ends
-the stream.
+memory: keys and addresses are checked there, and one that would have a 65th bit begins again at 0. What it says in
+immediate data is checked here, and a :class:`Fault` ends the stream.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from rdmacm.address import ALL_BITS_64
 from rdmacm.proto.rsocket.messages import (
     MAPPING_LENGTH,
     MAX_ARGUMENT,
@@ -184,10 +185,14 @@ class StreamEngine:
         """Whether nothing is sent before a request completes: the caller has the last one report that."""
         return not self._can_send()
 
+    @property
+    def _room(self) -> int:
+        """Free bytes of the sending ring."""
+        return len(self._sending) - self._put + self._freed
+
     def _can_send(self) -> bool:
-        free = len(self._sending) - self._put + self._freed
         return (
-            free >= min(LOW_WATER, (len(self._sending) + 1) // 2)
+            self._room >= min(LOW_WATER, (len(self._sending) + 1) // 2)
             and self._sent != self._credit_limit
             and self._slots >= (1 if self._has_immediates else 2)
         )
@@ -202,11 +207,10 @@ class StreamEngine:
         done = 0
         self._write_mappings()
         while done < len(data) and not self._mapping_changes and self.is_writable:
-            free = len(self._sending) - self._put + self._freed
             target = self._target
-            size = min(len(data) - done, MAX_MESSAGE, free, target.length)
+            size = min(len(data) - done, MAX_MESSAGE, self._room, target.length)
             local = self._fill(data[done : done + size])
-            self._target = Target(target.address + size, target.key, target.length - size)
+            self._target = Target(target.address + size & ALL_BITS_64, target.key, target.length - size)
             self._take_credit()
             self._post_data(immediate(Operation.DATA, size), target, local, size)
             done += size
@@ -384,7 +388,7 @@ class StreamEngine:
         offset = self._granted % (2 * self._half)
         self._granted += self._half
         entry = Target(buffer.address + offset, buffer.key, self._half).pack(self._peer_order)
-        address = control.address + self._peer_entry * TARGET_LENGTH
+        address = control.address + self._peer_entry * TARGET_LENGTH & ALL_BITS_64
         self._peer_entry = (self._peer_entry + 1) % control.length
         sent = _Sent(is_control=True)
         if self._has_immediates:
@@ -454,13 +458,13 @@ class StreamEngine:
 
     def _write_mappings(self) -> None:
         control = self._peer.control
-        while self._mapping_changes and self.state in SENDING and self._can_send():
+        while self._mapping_changes and self.state in SENDING and self._can_send() and self._room >= MAPPING_LENGTH:
             index = next(iter(self._mapping_changes))
             entry = self._mapping_changes.pop(index).pack(self._peer_order)
             local = self._fill(memoryview(entry))
             address = control.address + control.length * TARGET_LENGTH + index * MAPPING_LENGTH
             self._take_credit()
-            target = Target(address, control.key, MAPPING_LENGTH)
+            target = Target(address & ALL_BITS_64, control.key, MAPPING_LENGTH)
             self._post_data(immediate(Operation.IOMAP, index), target, local, MAPPING_LENGTH)
 
     def mapping_at(self, offset: int) -> Mapping | None:
@@ -477,14 +481,13 @@ class StreamEngine:
         """
         done = 0
         while done < len(data) and self.state in SENDING and self._slots:
-            free = len(self._sending) - self._put + self._freed
             mapping = self.mapping_at(offset + done)
-            if mapping is None or not free:
+            if mapping is None or not self._room:
                 break
             inside = offset + done - mapping.offset
-            size = min(len(data) - done, free, mapping.length - inside, MAX_ARGUMENT)
+            size = min(len(data) - done, self._room, mapping.length - inside, MAX_ARGUMENT)
             local = self._fill(data[done : done + size])
-            self._post(Work(mapping.address + inside, mapping.key, None, local), _Sent(size))
+            self._post(Work(mapping.address + inside & ALL_BITS_64, mapping.key, None, local), _Sent(size))
             done += size
         return done
 
