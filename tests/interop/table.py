@@ -62,7 +62,7 @@ def table(outcomes: Iterable[Outcome], day: str) -> str:
     for name, row in cells.items():
         lines.append(f"| {name} | " + " | ".join(_shown(row.get(column, [])) for column in columns) + " |")
     seen = "; ".join(f"Linux {kernel.release} {kernel.description}, librdmacm {kernel.librdmacm}" for kernel in kernels)
-    note = f"Seen on {day}: {seen}. The numbers count tests, IPv4 and IPv6 each."
+    note = f"Seen on {day}: {seen}. The numbers count tests, of both families of addresses."
     return "\n".join([*lines, "", wrapped(note)])
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, overload
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo
@@ -183,7 +183,7 @@ class rdma_conn_param(ConnParam):
     __slots__ = ()
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
-    __hash__ = None  # type: ignore[assignment]  # it may change
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it may change
 
     def __init__(
         self,
@@ -228,22 +228,22 @@ class rdma_addrinfo(AddrInfo):
     __slots__ = ("ai_next",)
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
-    __hash__ = None  # type: ignore[assignment]  # it may change
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it may change
 
-    ai_flags = Alias[int]("flags")
-    ai_family = Alias[int]("family")
-    ai_qp_type = Alias[int]("qp_type")
-    ai_port_space = Alias[int]("port_space")
-    ai_src_len = Alias[int]("src_len")
-    ai_dst_len = Alias[int]("dst_len")
-    ai_src_addr = Alias["SockAddr | None"]("src_addr")
-    ai_dst_addr = Alias["SockAddr | None"]("dst_addr")
-    ai_src_canonname = Alias["str | None"]("src_canonname")
-    ai_dst_canonname = Alias["str | None"]("dst_canonname")
-    ai_route_len = Alias[int]("route_len")
-    ai_route = Alias["tuple[PathData, ...]"]("route")
-    ai_connect_len = Alias[int]("connect_len")
-    ai_connect = Alias[bytes]("connect")
+    ai_flags: Alias[int] = Alias("flags")
+    ai_family: Alias[int] = Alias("family")
+    ai_qp_type: Alias[int] = Alias("qp_type")
+    ai_port_space: Alias[int] = Alias("port_space")
+    ai_src_len: Alias[int] = Alias("src_len")
+    ai_dst_len: Alias[int] = Alias("dst_len")
+    ai_src_addr: Alias[SockAddr | None] = Alias("src_addr")
+    ai_dst_addr: Alias[SockAddr | None] = Alias("dst_addr")
+    ai_src_canonname: Alias[str | None] = Alias("src_canonname")
+    ai_dst_canonname: Alias[str | None] = Alias("dst_canonname")
+    ai_route_len: Alias[int] = Alias("route_len")
+    ai_route: Alias[tuple[PathData, ...]] = Alias("route")
+    ai_connect_len: Alias[int] = Alias("connect_len")
+    ai_connect: Alias[bytes] = Alias("connect")
 
     def __init__(
         self,
@@ -300,8 +300,8 @@ class ibv_qp_init_attr(QPInitAttr):
 
     __slots__ = ()
 
-    send_cq = Alias["CQ | None"]("scq")
-    recv_cq = Alias["CQ | None"]("rcq")
+    send_cq: Alias[CQ | None] = Alias("scq")
+    recv_cq: Alias[CQ | None] = Alias("rcq")
 
     def __init__(
         self,
@@ -322,8 +322,8 @@ class ibv_qp_init_attr_ex(QPInitAttrEx):
 
     __slots__ = ()
 
-    send_cq = Alias["CQ | None"]("scq")
-    recv_cq = Alias["CQ | None"]("rcq")
+    send_cq: Alias[CQ | None] = Alias("scq")
+    recv_cq: Alias[CQ | None] = Alias("rcq")
 
     def __init__(
         self,
@@ -574,7 +574,7 @@ class ibv_send_wr(_Elements, SendWR):
     def bind_mw(self) -> Self:
         """C's structure of a bind's operands: this object, with a ``bind_info`` to fill in."""
         if self.bind_info is None:
-            self.bind_info = ibv_mw_bind_info()
+            self.bind_info: MWBindInfo | None = ibv_mw_bind_info()
         return self
 
 

@@ -34,6 +34,7 @@ class IdState(CommonIdState):
     The state is as far as the events that were fetched tell; the kernel's own may be ahead.
     """
 
+    local_ece: Ece
     peer_ece: Ece
 
     def __init__(

@@ -34,7 +34,7 @@ from rdmacm.proto.plainints import QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC
 from rdmacm.proto.sa import PATH_FLAGS, PathData
 from rdmacm.proto.sa.restriction import why_unusable
 from rdmacm.proto.sa.subnet import service_name_bytes, service_number
-from rdmacm.provider import EventQueue, Owner, QueuedEvent
+from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
 from rdmacm.provider.cmstate import State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.provider.multicast import GroupJoin
@@ -45,6 +45,7 @@ from rdmacm.verbs.enums import EventType, QPAttrMask, QPState
 if TYPE_CHECKING:
     from rdmacm.errors import Failure
     from rdmacm.proto.cm.codes import RejectReason
+    from rdmacm.proto.sa.subnet import ServiceRecord
     from rdmacm.provider import AlternatePathBackend, ServiceBackend, ServiceDone
     from rdmacm.resolution.lookup import Lookup
     from rdmacm.verbs.backend import AsyncEvents
@@ -117,7 +118,7 @@ class KernelId(IdState):
                 )
                 raise
             self.enter(State.ADDR_BOUND)
-            self.bound_at = address
+            self.bound_at: Address | None = address
             self.refresh("bind_addr")
             self.step_done("bind", self.local_addr)
 
@@ -247,7 +248,8 @@ class KernelId(IdState):
 
     def read_services(self) -> None:
         """Read the service records that the kernel has found."""
-        self.services = abi.unpack_services(self.query(Query.IB_SERVICE, Response.SERVICE, "resolve_addrinfo"))
+        answer = self.query(Query.IB_SERVICE, Response.SERVICE, "resolve_addrinfo")
+        self.services: tuple[ServiceRecord, ...] = abi.unpack_services(answer)
 
     def register_service(self, name: bytes, lease: int, data: bytes, done: ServiceDone) -> ServiceBackend:
         raise absent(Feature.SERVICE_REGISTRATION, "register_service", who=KERNEL)
@@ -266,7 +268,7 @@ class KernelId(IdState):
                 self._pass_option(level, name, data, None)
                 number = struct.unpack(_OPTIONS[option][0], data)[0]
                 known = number if option in (IdOption.TOS, IdOption.ACK_TIMEOUT) else bool(number)
-                self.options = replace(self.options, **{option.name.lower(): known})
+                self.options: IdOptions = replace(self.options, **{option.name.lower(): known})
             elif level == OptionLevel.IB and name == IbOption.PATH:
                 if not isinstance(value, bytes | bytearray | memoryview):
                     raise cm_error(errno.EINVAL, "IB_PATH takes an array of ibv_path_data", "set_option")
@@ -329,7 +331,7 @@ class KernelId(IdState):
 
     def allow_requests(self, count: int) -> None:
         with self.runtime.lock:
-            self.requests_allowed = (self.requests_allowed or 0) + count
+            self.requests_allowed: int | None = (self.requests_allowed or 0) + count
             while self.held_requests and self.requests_allowed > 0:
                 event = self.held_requests.pop(0)
                 assert isinstance(event, QueuedEvent)

@@ -81,7 +81,7 @@ class LocalEnd:
         #: The protection domain of the queue pair.
         self.pd: PD | None = None
         options = owner.options
-        self.cmid = CmId(owner.dispatcher.channel, PortSpace.UDP, context=self)
+        self.cmid: CmId = CmId(owner.dispatcher.channel, PortSpace.UDP, context=self)
         try:
             if options.reuse_address:
                 self.cmid.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
@@ -97,7 +97,7 @@ class LocalEnd:
         self._receives = max(min(fitted.receive_queue, options.receive_buffer // MAX_LENGTH), 1)
         self._sends = max(min(fitted.send_queue, options.send_buffer // MAX_LENGTH), 1)
         mtu = context.query_port(self.cmid.port_num).active_mtu
-        self.longest = min(MAX_LENGTH, 128 << mtu if mtu else 0) - len(self._header)
+        self.longest: int = min(MAX_LENGTH, 128 << mtu if mtu else 0) - len(self._header)
         self._cq = CQ(context, self._receives + self._sends)
         self._cq.backend.notify = self._reported
         self.pd = PD(context)
@@ -274,7 +274,7 @@ class DatagramState(Observable):
         self.peer: PeerKey | None = None
         #: What the next call raises.
         self.error: OSError | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
         self._table = PeerTable(4 if bound.family == _socket.AF_INET else 6)
         #: The queue pairs by local address, and by peer those that send to it, with the handle.
         self._ends: dict[bytes, LocalEnd] = {}
@@ -282,8 +282,8 @@ class DatagramState(Observable):
         self._resolutions: dict[PeerKey, _Resolution] = {}
         self._buffer = memoryview(bytearray(_UDP_LENGTH))
         for remaining in reversed(range(1 if bound.port else _PORT_TRIES)):
-            self.udp = self._open_udp(bound)
-            self.bound = bound._replace(port=self.udp.getsockname()[1])
+            self.udp: _socket.socket = self._open_udp(bound)
+            self.bound: InetAddr = bound._replace(port=self.udp.getsockname()[1])
             try:
                 if not bound.is_any:
                     self._local_end(self.bound)

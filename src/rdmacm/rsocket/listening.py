@@ -48,7 +48,7 @@ class StreamListener(Observable):
         self._is_asking = False
         #: Why it has ended; None while it listens.
         self.error: RdmaError | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
         self._admission: Admission[StreamState] = Admission(dispatcher.clock, self._admitted)
         cmid.context = self
         self.ask()

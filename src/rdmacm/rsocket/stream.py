@@ -136,20 +136,20 @@ class StreamState(Observable):
         super().__init__()
         self.dispatcher = dispatcher
         #: The id, which owns the queue pair. Destroyed by :meth:`release`.
-        self.cmid = cmid
-        self.options = options
+        self.cmid: CmId = cmid
+        self.options: StreamOptions = options
         #: The protocol; None before the peer's connection data are known.
         self.engine: StreamEngine | None = None
         #: Whether the connection is or was established.
-        self.is_established = False
+        self.is_established: bool = False
         #: Changes when the connection is established and when it has failed before that.
-        self.lifecycle = Observable()
+        self.lifecycle: Observable = Observable()
         #: Why the connection could not be made.
         self.error: RdmaError | None = None
         #: Whether the peer has ended the connection, or it has failed: nothing completes any more.
-        self.is_gone = False
+        self.is_gone: bool = False
         self._hint: str | None = None
-        self.is_released = False
+        self.is_released: bool = False
         #: Whether the dispatcher is going to call :meth:`poll`.
         self.is_scheduled = False
         #: What :meth:`connect` was called with.
@@ -168,7 +168,7 @@ class StreamState(Observable):
         #: Memory that the peer may write by its offset, by index: the offset and the region.
         self._mapped: dict[int, tuple[int, MR]] = {}
         #: When bytes or a message of the peer were last seen, in seconds of the dispatcher's clock.
-        self.last_heard = dispatcher.clock()
+        self.last_heard: float = dispatcher.clock()
         cmid.context = self
         dispatcher.retain()
 

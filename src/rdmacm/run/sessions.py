@@ -48,7 +48,7 @@ class Session:
         self.options: Options = common.options
         self.tapping: Tapping | None = common.tapping
         #: None: nothing is explained.
-        self.explanations = Explanations(teller) if common.options.explains else None
+        self.explanations: Explanations | None = Explanations(teller) if common.options.explains else None
         #: Tells the user what the program does not.
         self.teller = teller
         self.slots: Slots = Slots(common.provider)

@@ -134,8 +134,8 @@ class ConnectionManager:
         #: Whether QP 1 is sending: the network may report at once that it cannot deliver a request.
         self._is_sending = False
         #: See :class:`~rdmacm.proto.cm.connection.AgentUser`.
-        self.hold_qpn = gsi.hold_qpn
-        self.peer_answered = gsi.peer_answered
+        self.hold_qpn: Callable[[int, float], None] = gsi.hold_qpn
+        self.peer_answered: Callable[[], None] = gsi.peer_answered
         #: Messages sent and received, by the low byte of the MAD's attribute id.
         self.sent, self.received = [0] * 256, [0] * 256
         #: Messages that were sent again because no answer came.

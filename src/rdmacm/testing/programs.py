@@ -115,7 +115,7 @@ class Strand(Blockable, Generic[T]):
         """``arguments``: its sys.argv. ``thread``: one that the program has made, and starts itself."""
         self.name = name
         self.script = script
-        self.is_daemon = thread is not None and thread.daemon
+        self.is_daemon: bool = thread is not None and thread.daemon
         self.done: bool = False
         self.host = host
         #: Whether it is to end where it waits.

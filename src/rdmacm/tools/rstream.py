@@ -192,9 +192,12 @@ def tests_of(args: argparse.Namespace) -> Iterator[list[StreamTest]]:
 class StreamTests:
     """One end."""
 
+    next_sent: int
+    next_seen: int
+
     def __init__(self, args: argparse.Namespace, chosen: frozenset[str]) -> None:
         self.args = args
-        self.is_client = args.server is not None
+        self.is_client: bool = args.server is not None
         self.chosen = chosen
         #: The tests that were made, as in the output.
         self.done: list[dict[str, object]] = []

@@ -70,6 +70,8 @@ class Direction:
     """One direction of a connection, of which it asks for the MTU, and whether its requests are acknowledged."""
 
     last: int
+    macs: bytes
+    macs_before: bytes
     missing: int
     missing_responses: int
     reordered: int

@@ -20,7 +20,7 @@ which there are many more. It does not wait.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -112,7 +112,7 @@ class Admission(Generic[T]):
     def __init__(self, salt: bytes) -> None:
         self._permits = Permits(PERMITS, RATE)
         #: A peer has answered the REP: it gives back its permit.
-        self.answered = self._permits.give_back
+        self.answered: Callable[[], None] = self._permits.give_back
         self._small_permits = Permits(_SMALL_PERMITS, _SMALL_RATE)
         #: The requests that wait, with their keys, by number. Below, the numbers of those that were seen before, and of
         #: the others.

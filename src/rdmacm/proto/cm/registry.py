@@ -46,9 +46,9 @@ class Connections:
         #: The connection with a local communication id, or None.
         self.get: Callable[[int], CmConnection | None] = self.by_id.get
         #: The connection with a (remote communication id, CA GUID, path); with None as GUID, the SIDR request.
-        self.of_peer = self._by_remote_id.get
+        self.of_peer: Callable[[tuple[int, int | None, Hashable]], CmConnection | None] = self._by_remote_id.get
         #: The connection that uses a queue pair of the peer: (remote QPN, CA GUID, path).
-        self.of_qpn = self._by_remote_qpn.get
+        self.of_qpn: Callable[[tuple[int | None, int | None, Hashable]], CmConnection | None] = self._by_remote_qpn.get
         #: Local communication ids of connections whose REP was neither answered nor sent early (``Agent.ask_peers``).
         self.unasked: dict[int, None] = {}
 

@@ -95,7 +95,7 @@ def _unwind_byte() -> _Map:
 
 #: _UNWIND[k] takes a difference back by 2^k bytes.
 _UNWIND = [_unwind_byte()]
-for _ in range(16):
+for _k in range(16):
     _UNWIND.append(_map([_apply(_UNWIND[-1], _apply(_UNWIND[-1], bit)) for bit in _BITS]))
 
 

@@ -152,5 +152,6 @@ class XrcTarget(RcEngine):
             return False
         self._note_queue()
         self.srqn = srqn
-        self.memory, self.shared = found
+        self.memory: Memory = found[0]
+        self.shared: SharedReceives | None = found[1]
         return True

@@ -123,7 +123,7 @@ class StreamEngine:
         #: Requests to post, in this order. The caller takes them out.
         self.work: deque[Work] = deque()
         #: The state of the stream.
-        self.state = State.OPEN
+        self.state: State = State.OPEN
         #: Why the stream has failed, in words; None before, and of one that was closed.
         self.failure: str | None = None
         #: How the peer has broken the protocol; None if it has not.

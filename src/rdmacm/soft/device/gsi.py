@@ -78,7 +78,7 @@ class RoceGsi:
         self.on_shortage: Callable[[], None] | None = None
         mux.wire.on_undelivered = self._undelivered
         #: The MADs that wait to be sent.
-        self.outbox = MadTrains(mux)
+        self.outbox: MadTrains = MadTrains(mux)
         #: See :class:`rdmacm.soft.connection_manager.Gsi`.
         self.send_mad = self.outbox.send_mad
         #: By socket address of the peer and local address: the path, its ICRC, the start value of that, and what the

@@ -90,12 +90,12 @@ class MadTrains:
         self._waiting: dict[tuple[_Peer, int], list[bytes]] = {}
         self.count: int = 0
         #: How often :meth:`send` was called, so that a thread sees whether what waits is old.
-        self.sends = 0
+        self.sends: int = 0
         #: Whether everything waits for :meth:`send`, as it does while packets are processed.
-        self.is_held = False
+        self.is_held: bool = False
         #: Whether a caller may let a datagram wait, because a thread looks at those that do; and how often one has, or
         #: would have if it were allowed.
-        self.may_wait = False
+        self.may_wait: bool = False
         self.wishes = 0
         #: Paths from which something has arrived, and no report of an undelivered request since (:meth:`answered`).
         self.answering: set[WirePath] = set()

@@ -115,7 +115,7 @@ class QPMultiplexer:
         #: The queue pairs that have an ACK to send, and nothing else. It may wait for a moment.
         self.pending_acks: dict[MultiplexedQP, None] = {}
         #: Whether packets or timers are being processed: queue pairs and the GSI that want to send wait for their turn.
-        self.is_processing = False
+        self.is_processing: bool = False
         #: Whether packets have been received that are not processed yet.
         self._is_receiving = False
         #: The queue pairs of all devices, by number.

@@ -28,7 +28,7 @@ from rdmacm.soft.event_queue import PendingRequest, SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
-from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import LinkLayer
 
 _make_tuple = tuple.__new__
@@ -71,7 +71,7 @@ class IdState(CommonIdState):
             after = TRANSITIONS[before].get(trigger)
             if after is None:
                 raise self.refuse(trigger.value)
-            self.state = after
+            self.state: State = after
             if log.enabled:
                 log.ID.debug("%s: %s -> %s (%s)", str(self), before.name, after.name, trigger.value)
 
@@ -153,7 +153,8 @@ class IdState(CommonIdState):
         """Undo :meth:`attach`."""
         if self.port_view is not None:
             self.host.detach(self, self.port_view)
-        self.port_view = self.verbs = None
+        self.port_view = None
+        self.verbs: Context | None = None
         self.port_num = self.pkey = self.gid_index = 0
         self.sgid = NO_GID
 

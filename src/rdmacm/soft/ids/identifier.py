@@ -17,7 +17,7 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB, is_link_local
+from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, is_link_local
 from rdmacm.capabilities import Feature
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure, RdmaError, cm_error
@@ -42,9 +42,10 @@ from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
 from rdmacm.soft.ids.qp_attributes import accepted_qkey, attributes_of, fill_initial
 from rdmacm.soft.ids.roce_link import RoceLink
+from rdmacm.soft.port_table import PortOwner
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
-from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
@@ -159,9 +160,10 @@ class SoftId(IdState):
             if self.port_view is not None:
                 self.host.detach(self, self.port_view)
             self.port_view = view
-            self.verbs = self.host.attach(self, view)
-            self.port_num = view.port.port_num
-        self.sgid, self.gid_index = row.gid, row.gid_index
+            self.verbs: Context | None = self.host.attach(self, view)
+            self.port_num: int = view.port.port_num
+        self.sgid: Gid = row.gid
+        self.gid_index: int = row.gid_index
         self.pkey = pkey
 
     def detach(self) -> None:
@@ -575,7 +577,7 @@ class SoftId(IdState):
             super().detach()
             if self.port_owner is not None:
                 self.host.ports.release(self.port_owner)
-                self.port_owner = None
+                self.port_owner: PortOwner | None = None
             self.queue.ids.pop(self, None)
             # The parts refer to this id, which is freed without the garbage collector then.
             del self._resolver, self.link, self.connector

@@ -57,7 +57,8 @@ class RcEngine(RcState):
     # -- the user -------------------------------------------------------------------------------------
 
     def set_route(self, local: bytes, remote: bytes, source_port: int) -> None:
-        self.local_address, self.remote_address = local, remote
+        self.local_address: bytes = local
+        self.remote_address: bytes = remote
         self.icrc_out: Icrc = icrc_between(local, remote, source_port)
 
     def set_peer_port(self, port: int) -> None:
@@ -68,7 +69,8 @@ class RcEngine(RcState):
         self.path_mtu: int = a.path_mtu
         self.accepted_pkeys: frozenset[int] = _matching_pkeys(a.pkey)
         self.send_bth: int = a.pkey << 32 | a.dest_qp_num
-        self.expected_psn = self.executed_psn = a.rq_psn & PSN_MASK
+        self.expected_psn: int = a.rq_psn & PSN_MASK
+        self.executed_psn: int = self.expected_psn
         self.access: int = int(a.access)
         self.min_rnr_timer: int = a.min_rnr_timer
         self.max_dest_rd_atomic: int = a.max_dest_rd_atomic
@@ -79,7 +81,9 @@ class RcEngine(RcState):
         if not self.can_receive:
             raise ValueError("a queue pair has to be ready to receive before it is ready to send")
         a = attributes
-        self.next_psn = self.end_psn = self.unacked_psn = a.sq_psn & PSN_MASK
+        self.next_psn: int = a.sq_psn & PSN_MASK
+        self.end_psn: int = self.next_psn
+        self.unacked_psn: int = self.next_psn
         self._take_send_attributes(a)
         requester.set_window(self)
         self.can_send = True
@@ -101,8 +105,10 @@ class RcEngine(RcState):
     def _take_send_attributes(self, attributes: RtsAttributes) -> None:
         a = attributes
         self.timeout: float = a.timeout
-        self.retry_cnt = self.retries_left = a.retry_cnt
-        self.rnr_retry = self.rnr_retries_left = a.rnr_retry
+        self.retry_cnt: int = a.retry_cnt
+        self.retries_left: int = a.retry_cnt
+        self.rnr_retry: int = a.rnr_retry
+        self.rnr_retries_left: int = a.rnr_retry
         self.max_rd_atomic: int = a.max_rd_atomic
 
     def post_send(self, work: SendWork) -> None:
