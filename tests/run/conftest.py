@@ -6,14 +6,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import hatch_build
 import pytest
 
 from rdmacm.run.command import environment_of
 from rdmacm.run.options import Options
 from rdmacm.run.server import Server
 from support.run_client import Client
-from support.run_programs import LIBRARIES, Runs, compile_program, output_of
+from support.run_programs import Runs, built_library, compile_program, output_of
 
 
 @pytest.fixture
@@ -46,10 +45,7 @@ def client(served: Server) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the library under both names."""
-    place = tmp_path_factory.mktemp("library")
-    hatch_build.build(place / LIBRARIES[0], is_library=True)
-    (place / LIBRARIES[1]).symlink_to(LIBRARIES[0])
-    return place
+    return built_library(tmp_path_factory, "library")
 
 
 @pytest.fixture

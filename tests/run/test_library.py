@@ -11,9 +11,7 @@ from pathlib import Path
 import hatch_build
 import pytest
 
-from rdmacm.run.command import environment_of
-from rdmacm.run.server import Server
-from support.run_programs import LIBRARIES, PROGRAMS, Runs, needs_headers, output_of
+from support.run_programs import LIBRARIES, Runs, needs_headers, output_of
 
 pytestmark = needs_headers
 
@@ -89,33 +87,6 @@ def test_it_stays_loaded(library: Path) -> None:
 def test_memory(runs: Runs, what: str) -> None:
     """``memory.c`` says what each of these is."""
     assert runs("memory", what) == "done\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(served: Server, tmp_path: Path, kind: str) -> None:
-    """Program and library are one file here, which the sanitizer has instrumented as a whole."""
-    program = tmp_path / "exchange"
-    sources = [
-        str(path) for name in ("engine", "wire", "library") for path in Path(hatch_build.SOURCES, name).glob("*.c")
-    ]
-    options = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-w", "-pthread", f"-fsanitize={kind}"]
-    options += ["-fno-sanitize-recover=all", *(f"-I{hatch_build.SOURCES / name}" for name in hatch_build.LAYERS)]
-    made = subprocess.run(
-        ["gcc", *options, "-o", str(program), str(PROGRAMS / "exchange.c"), *sources],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "cannot find" in made.stderr:
-        pytest.skip(f"gcc has no library for -fsanitize={kind}")
-    assert made.returncode == 0, made.stderr
-    environment = {
-        **environment_of("", served.path),
-        "TSAN_OPTIONS": "halt_on_error=1",
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
-    assert output_of([str(program), "3", "15"], environment) == "done\n"
 
 
 #: Prints whether there is a list of devices, and how many there are.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-import hatch_build
 import pytest
 
 from rdmacm.run.command import environment_of
 from rdmacm.run.server import Server
 from support.clock import eventually
-from support.run_programs import PROGRAMS, Runs, needs_headers, output_of
+from support.run_programs import Runs, needs_headers
 
 from .test_tools import ADDRESSES, needs, started
 
@@ -107,30 +105,3 @@ def test_rcopy(served: Server, environment: dict[str, str], tmp_path: Path) -> N
             printed, _ = asking.communicate(timeout=60)
         assert asking.returncode == 0, printed
     assert copy.read_bytes() == source.read_bytes()
-
-
-@pytest.mark.slow
-@needs_headers[0]
-@needs_headers[1]
-@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(served: Server, tmp_path: Path, kind: str) -> None:
-    """Program and library are one file here, which the sanitizer has instrumented as a whole."""
-    program = tmp_path / "sockets"
-    sources = [
-        str(path) for name in ("engine", "wire", "library") for path in Path(hatch_build.SOURCES, name).glob("*.c")
-    ]
-    options = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-w", "-pthread", f"-fsanitize={kind}"]
-    options += ["-fno-sanitize-recover=all", *(f"-I{hatch_build.SOURCES / name}" for name in hatch_build.LAYERS)]
-    command = ["gcc", *options, "-o", str(program), str(PROGRAMS / "sockets.c"), *sources]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "cannot find" in made.stderr:
-        pytest.skip(f"gcc has no library for -fsanitize={kind}")
-    assert made.returncode == 0, made.stderr
-    variables = {
-        **environment_of("", served.path),
-        "TSAN_OPTIONS": "halt_on_error=1",
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
-    parts = [each for each in PARTS if each not in ("killed", "left")]  # a thread sanitizer does not like fork(2)
-    for part in parts:
-        assert output_of([str(program), part], variables) == "done\n"

@@ -8,11 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hatch_build
 import pytest
 
-from rdmacm.run.command import environment_of
-from rdmacm.run.server import Server
 from support.run_command import datagrams
 from support.run_programs import LIBRARIES, PROGRAMS, output_of
 from support.scenario import free_port
@@ -123,25 +120,3 @@ def test_nginx_before_another(library: Path, tmp_path: Path) -> None:
     """
     assert printed(library, "--sockets", "--", "sh", "-c", script) == "404\n"
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_sanitizers_find_nothing(served: Server, tmp_path: Path) -> None:
-    """Program, library, and what moves its sockets are instrumented."""
-    options = ["-O1", "-g", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    program = tmp_path / "multiplexed"
-    command = ["gcc", "-D_GNU_SOURCE", "-pthread", *options, "-o", str(program), str(PROGRAMS / "multiplexed.c")]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "cannot find" in made.stderr:
-        pytest.skip("gcc has no library for -fsanitize=address")
-    assert made.returncode == 0, made.stderr
-    hatch_build.build(tmp_path / LIBRARIES[0], *options, is_library=True)
-    (tmp_path / LIBRARIES[1]).symlink_to(LIBRARIES[0])
-    where = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    variables = {
-        **environment_of(str(tmp_path), served.path),
-        "LD_PRELOAD": f"{where.stdout.strip()}:{tmp_path / hatch_build.SOCKETS}",
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
-    assert output_of([str(program)], variables) == "done\n"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import hatch_build
 import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "run" / "programs"
@@ -24,10 +26,29 @@ needs_headers = [
 Runs = Callable[..., str]
 
 
-def compile_program(name: str, target: Path, library: Path) -> None:
+def built_library(factory: pytest.TempPathFactory, name: str, *flags: str) -> Path:
+    """A directory with the library under both names; ``flags`` are the compiler's.
+
+    The processes of pytest-xdist share it: the first that needs it builds it.
+    """
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    place = base / name
+    with open(base / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / LIBRARIES[1]).exists():
+            place.mkdir(exist_ok=True)
+            hatch_build.build(place / LIBRARIES[0], *flags, is_library=True)
+            (place / LIBRARIES[1]).symlink_to(LIBRARIES[0])
+    return place
+
+
+def compile_program(name: str, target: Path, library: Path, *flags: str) -> None:
     """Compile a program of the tests against the library in a directory."""
     links = [f"-L{library}", *(f"-l:{each}" for each in LIBRARIES)]
-    subprocess.run(["gcc", "-O1", "-w", "-pthread", "-o", str(target), str(PROGRAMS / f"{name}.c"), *links], check=True)
+    command = ["gcc", "-O1", "-w", "-pthread", *flags, "-o", str(target), str(PROGRAMS / f"{name}.c"), *links]
+    subprocess.run(command, check=True)
 
 
 def output_of(command: list[str], environment: dict[str, str]) -> str:
