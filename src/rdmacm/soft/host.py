@@ -29,7 +29,7 @@ from rdmacm.soft.device.multiplexer import QPMultiplexer
 from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host, with_link_speed
 from rdmacm.soft.helper import Helper
 from rdmacm.soft.ib.ports import IbDevice, IbPorts
-from rdmacm.soft.port_table import PortTable
+from rdmacm.soft.port_table import EPHEMERAL, PortTable
 from rdmacm.soft.wire.base import TRAFFIC, Wire
 from rdmacm.verbs.device import Context, Device
 
@@ -95,9 +95,9 @@ class SoftHost:
         #: Serves peers while the application does not wait or poll.
         self.helper: Helper = Helper(runtime, self.mux, self.statistics)
         #: The port table: the one that the processes of a network namespace share, or that the caller gave.
-        self.ports: PortTable = PortTable(namespace) if ports is None else ports
-        #: Whether its range of free ports is the system's, which is read when the host gets into use.
-        self._reads_port_range = ports is None
+        self.ports: PortTable = ports or PortTable(
+            namespace, read_range=partial(network.setting, "net/ipv4/ip_local_port_range", *EPHEMERAL)
+        )
         #: The current view; None before the first look.
         self._view: HostView | None = None
         #: A RoCE device without and with the speed of its link, by port.
@@ -335,9 +335,6 @@ class SoftHost:
 
     def opened(self) -> None:
         self.network.open()
-        if self._reads_port_range:
-            low, high = self.network.setting("net/ipv4/ip_local_port_range", *self.ports.ephemeral)
-            self.ports.ephemeral = low, high
 
     def deadlines_changed(self) -> None:
         self.helper.wake()

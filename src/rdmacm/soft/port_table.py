@@ -39,6 +39,7 @@ import secrets
 import stat
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6
@@ -195,15 +196,23 @@ def _remove_abandoned(directory: str) -> None:
                 os.close(fd)
 
 
+#: Linux's range of free ports, both ends included.
+EPHEMERAL = (32768, 60999)
+
+
 class PortTable:
     """The ports of one network namespace. Used with the runtime's lock held.
 
-    ``namespace`` names the file. ``ephemeral`` is the range of free ports, both ends included. ``directory`` replaces
-    the usual directories, for tests.
+    ``namespace`` names the file. ``ephemeral`` is the range of free ports, both ends included; ``read_range`` reads
+    what it is now, each time that another part of it is drawn. ``directory`` replaces the usual directories, for tests.
     """
 
     def __init__(
-        self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
+        self,
+        namespace: str,
+        ephemeral: tuple[int, ...] = EPHEMERAL,
+        directory: str | None = None,
+        read_range: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         #: The name of the file that all users share, and of the one in use, which differs if another user denies it.
         self._shared = self._name = _PREFIX + ("".join(c for c in namespace if c.isalnum()) or "host")
@@ -212,10 +221,11 @@ class PortTable:
         #: The directory in use; None before the file is needed, or if none can be written to.
         self._directory: str | None = None
         #: The range of free ports, both ends included.
-        self.ephemeral: tuple[int, int] = ephemeral
+        self._ephemeral = ephemeral
+        self._read_range = read_range
         #: The owners in this process, by port space and port number.
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
-        #: The next free port to try, as an offset in ``ephemeral``, and how many ports are left of the run.
+        #: The next free port to try, as an offset in the range, and how many ports are left of the run.
         self._next = self._run = 0
         #: The open file; -1 while it is not needed.
         self._fd = -1
@@ -344,9 +354,12 @@ class PortTable:
                 raise cm_error(errno.EACCES, f"port {owner.port} is privileged", "bind_addr", hint=hint)
             self._bind_port(owner)
             return
-        low, high = self.ephemeral
+        is_drawn = self._run <= 0
+        if is_drawn and self._read_range is not None:
+            self._ephemeral = self._read_range()
+        low, high = self._ephemeral
         count = high - low + 1
-        if self._run <= 0:
+        if is_drawn:
             self._next, self._run = secrets.randbelow(count), _RUN
         for step in range(count):
             place = (self._next + step) % count
