@@ -130,26 +130,15 @@ def test_long_packets_that_are_lost_by_accident_are_not_told(lost: int, caplog: 
     ends.close(active, passive)
 
 
-def test_silence_after_short_packets_is_no_such_link() -> None:
-    fabric = Fabric(1)
-    ends = Ends(fabric)
-    active, passive = ends.connect()
-    play(fabric, send(active, bytes(300)), receive(passive))
-    fabric.faults = lambda packet: LOSE
-    with pytest.raises(TimeoutError, match="the peer does not answer"):
-        play(fabric, send(active, bytes(1000)))
-    fabric.faults = None
-    ends.close(active, passive)
-
-
-def test_a_peer_that_ends_while_a_message_is_repeated_is_no_such_link() -> None:
+@pytest.mark.parametrize("seconds", [0, 1.5], ids=["at once", "before the last repetitions"])
+def test_a_peer_that_ends_is_no_such_link(seconds: float) -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     active, passive = ends.connect()
     play(fabric, send(active, bytes(300)), receive(passive))
     began = fabric.now
-    # The message is lost. The peer answers short packets until it ends, which is before the last repetitions.
-    fabric.faults = lambda packet: LOSE if len(packet.data) > 500 or fabric.now - began > 1.5 else None
+    # The message is lost. The peer answers short packets until it ends.
+    fabric.faults = lambda packet: LOSE if len(packet.data) > 500 or fabric.now - began >= seconds else None
     with pytest.raises(TimeoutError, match="the peer does not answer"):
         play(fabric, send(active, bytes(1000)))
     fabric.faults = None

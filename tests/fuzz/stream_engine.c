@@ -7,15 +7,7 @@
  */
 #include "rs_stream.c"
 
-#include <stdio.h>
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "check.h"
 
 enum { LEAST_RING = 32, CREDITS = 4, MAPPINGS = 2, CONTROL_LENGTH = RS_TARGETS * RS_TARGET_LENGTH + MAPPINGS * RS_MAPPING_LENGTH };
 

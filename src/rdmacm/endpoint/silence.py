@@ -34,7 +34,7 @@ _NO_ACCIDENT = 2
 #: After so many questions without an answer the peer no longer answers. A count, not a time: a program that is busy for
 #: seconds asks nothing meanwhile. The retries take the time of eight questions, and a peer may end while they go on.
 _UNANSWERED = 4
-#: As many for the connection manager, which is asked twice in that time.
+#: The same for the connection manager, which gets one question for four of these.
 _MANAGER_UNANSWERED = 2 * MANAGER_INTERVAL
 #: Bytes of IP and UDP header, by the length of an address; of the extended header of a question.
 _IP_UDP = {4: 28, 16: 48}

@@ -1,7 +1,6 @@
 """Datagrams in an event loop of asyncio: the transport of a datagram socket.
 
-As with streams (:mod:`rdmacm.rsocket.transport`), the dispatcher is the event loop's. The loop reads the UDP socket
-beside the queue pairs, too.
+The loop reads the UDP socket beside the queue pairs.
 """
 
 from __future__ import annotations
@@ -9,29 +8,30 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from rdmacm.address import InetAddr, parse_address
 from rdmacm.errors import cm_error
-from rdmacm.interrupts.protection import finalize, interruptible
+from rdmacm.interrupts.protection import interruptible
 from rdmacm.proto.rsocket.peers import PeerKey
 from rdmacm.rsocket.datagrams import DatagramState, destination_of, key_of
+from rdmacm.rsocket.loop_transport import HIGH_WATER, LOW_WATER, LoopTransport
 from rdmacm.verbs.buffers import Buffer
 
 #: Datagrams that are given to the protocol in one callback.
 _MOST_READ = 64
-#: Bytes that may wait to be sent: above the first, the protocol pauses, and below the second it goes on.
-_HIGH_WATER, _LOW_WATER = 1 << 16, 1 << 14
 #: Seconds that close() gives to datagrams that have not left.
 _LINGER = 1.0
 
 
-class DatagramTransport(asyncio.DatagramTransport):
+class DatagramTransport(LoopTransport, asyncio.DatagramTransport):
     """The transport of a bound datagram socket; it owns the state from here on.
 
     ``peer``: the only address that datagrams go to and come from; None for any.
     """
+
+    _state: DatagramState
+    _protocol: asyncio.DatagramProtocol
 
     def __init__(
         self,
@@ -42,31 +42,21 @@ class DatagramTransport(asyncio.DatagramTransport):
     ) -> None:
         state.peer = None if peer is None else key_of(peer)
         local = state.bound if state.peer is None else state.source_for(state.peer)
-        super().__init__({"sockname": local.sockaddr, "peername": None if peer is None else peer.sockaddr})
-        self._loop = loop
-        self._state = state
-        self._dispatcher = state.dispatcher
-        self._protocol = protocol
+        extra = {"sockname": local.sockaddr, "peername": None if peer is None else peer.sockaddr}
+        super().__init__(loop, state, protocol, extra)
         #: Datagrams that wait for room, and their bytes.
         self._backlog: deque[tuple[bytes, PeerKey]] = deque()
         self._waiting = 0
-        self._is_paused = self._is_closing = self._has_ended = self._is_scheduled = False
+        self._is_paused = False
         #: What ends a close() that takes too long.
         self._limit: asyncio.TimerHandle | None = None
-        state.wakers.append(self._changed)
         loop.add_reader(state.udp.fileno(), self._serve)
-        loop.call_soon(protocol.connection_made, self)
-        self._changed()
+        self._begin()
 
     # -- progress -------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         self._dispatcher.drive_once(self._state.serve)
-
-    def _changed(self) -> None:
-        if not self._is_scheduled and not self._has_ended:
-            self._is_scheduled = True
-            self._loop.call_soon(self._work)
 
     @interruptible  # the protocol is the application's
     def _work(self) -> None:
@@ -94,7 +84,7 @@ class DatagramTransport(asyncio.DatagramTransport):
                 self._waiting -= len(self._backlog.popleft()[0])
         if not self._has_ended:
             self._watch_udp()
-        if self._is_paused and self._waiting <= _LOW_WATER:
+        if self._is_paused and self._waiting <= LOW_WATER:
             self._is_paused = False
             self._protocol.resume_writing()
 
@@ -132,7 +122,7 @@ class DatagramTransport(asyncio.DatagramTransport):
         self._backlog.append((copy, key))
         self._waiting += len(copy)
         self._watch_udp()
-        if self._waiting > _HIGH_WATER and not self._is_paused:
+        if self._waiting > HIGH_WATER and not self._is_paused:
             self._is_paused = True
             self._protocol.pause_writing()
 
@@ -153,19 +143,11 @@ class DatagramTransport(asyncio.DatagramTransport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Set another protocol."""
         assert isinstance(protocol, asyncio.DatagramProtocol)
-        self._protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol."""
-        return self._protocol
+        super().set_protocol(protocol)
 
     def get_write_buffer_size(self) -> int:
         """How many bytes wait."""
         return self._waiting
-
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
-        return self._is_closing
 
     def close(self) -> None:
         """Close the socket once its datagrams have left, or after a second."""
@@ -188,8 +170,3 @@ class DatagramTransport(asyncio.DatagramTransport):
         self._loop.remove_writer(number)
         self._state.release()
         self._loop.call_soon(self._protocol.connection_lost, None)
-
-    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
-        if not getattr(self, "_has_ended", True):
-            self._has_ended = True
-            finalize(self, self._state.release, unclosed="unclosed rsocket transport")

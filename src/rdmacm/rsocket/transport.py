@@ -1,8 +1,4 @@
-"""Streams in an event loop of asyncio: a transport, and a server that runs a handler for each client.
-
-The dispatcher is the event loop's (:mod:`rdmacm.aio`), so changes of a stream are seen in the loop's thread. They are
-handled in a callback of their own, because the protocol of a transport may call anything.
-"""
+"""Streams in an event loop of asyncio: a transport, and a server that runs a handler for each client."""
 
 from __future__ import annotations
 
@@ -13,52 +9,42 @@ from typing import Self
 
 from rdmacm.address import SockAddr
 from rdmacm.errors import RdmaError
-from rdmacm.interrupts.protection import finalize, interruptible
+from rdmacm.interrupts.protection import interruptible
 from rdmacm.proto.rsocket.states import SENDING, State, Trigger
 from rdmacm.rsocket.listening import StreamListener
+from rdmacm.rsocket.loop_transport import HIGH_WATER, LOW_WATER, LoopTransport
 from rdmacm.rsocket.stream import StreamState
 
 #: Bytes that are given to the protocol in one callback.
 _MOST_READ = 1 << 18
-#: Bytes that may wait to be sent: above the first, the protocol pauses, and below the second it goes on.
-_HIGH_WATER, _LOW_WATER = 1 << 16, 1 << 14
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 
 
-class StreamTransport(asyncio.Transport):
+class StreamTransport(LoopTransport, asyncio.Transport):
     """The transport of an established stream; it owns the stream from here on."""
+
+    _state: StreamState
 
     #: asyncio's loops look for it: TLS may be put above (``StreamWriter.start_tls``).
     _start_tls_compatible = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, state: StreamState, protocol: asyncio.BaseProtocol) -> None:
         cmid = state.cmid
-        super().__init__({"peername": cmid.peer_addr, "sockname": cmid.local_addr, "cmid": cmid})
-        self._loop = loop
-        self._state = state
-        self._dispatcher = state.dispatcher
-        self._protocol = protocol
+        extra = {"peername": cmid.peer_addr, "sockname": cmid.local_addr, "cmid": cmid}
+        super().__init__(loop, state, protocol, extra)
         #: What the stream does not take yet.
         self._backlog = bytearray()
-        self._high, self._low = _HIGH_WATER, _LOW_WATER
+        self._high, self._low = HIGH_WATER, LOW_WATER
         #: Whether the protocol is paused, and whether it has paused this.
         self._is_writing_paused = self._is_reading_paused = False
-        #: What was asked for: the end of what is sent, and of everything.
-        self._is_eof_asked = self._is_closing = False
-        #: Whether the end was read, sent, and both.
-        self._has_read_eof = self._has_shut = self._has_ended = False
-        self._is_scheduled = False
-        state.wakers.append(self._changed)
-        loop.call_soon(protocol.connection_made, self)
-        self._changed()
+        #: Whether the end of what is sent was asked for.
+        self._is_eof_asked = False
+        #: Whether the end was read, and sent.
+        self._has_read_eof = self._has_shut = False
+        self._begin()
 
     # -- progress -------------------------------------------------------------------------------------
-
-    def _changed(self) -> None:
-        if not self._is_scheduled and not self._has_ended:
-            self._is_scheduled = True
-            self._loop.call_soon(self._work)
 
     @interruptible  # the protocol is the application's
     def _work(self) -> None:
@@ -130,18 +116,6 @@ class StreamTransport(asyncio.Transport):
 
     # -- as asyncio calls it --------------------------------------------------------------------------
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Set another protocol."""
-        self._protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol."""
-        return self._protocol
-
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
-        return self._is_closing
-
     def is_reading(self) -> bool:
         """Whether the protocol gets what arrives."""
         return not self._is_reading_paused and not self._is_closing
@@ -158,7 +132,7 @@ class StreamTransport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Pause the protocol above ``high`` bytes that wait, until there are ``low``."""
         if high is None:
-            high = _HIGH_WATER if low is None else 4 * low
+            high = HIGH_WATER if low is None else 4 * low
         low = high // 4 if low is None else low
         if not 0 <= low <= high:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
@@ -202,11 +176,6 @@ class StreamTransport(asyncio.Transport):
         """End the connection at once."""
         if not self._has_ended:
             self._end(None)
-
-    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
-        if not getattr(self, "_has_ended", True):
-            self._has_ended = True
-            finalize(self, self._state.release, unclosed="unclosed rsocket transport")
 
 
 def _fill(protocol: asyncio.BufferedProtocol, data: memoryview) -> None:

@@ -354,13 +354,13 @@ class PortTable:
                 raise cm_error(errno.EACCES, f"port {owner.port} is privileged", "bind_addr", hint=hint)
             self._bind_port(owner)
             return
-        is_drawn = self._run <= 0
-        if is_drawn and self._read_range is not None:
-            self._ephemeral = self._read_range()
+        if self._run <= 0:
+            if self._read_range is not None:
+                self._ephemeral = self._read_range()
+            low, high = self._ephemeral
+            self._next, self._run = secrets.randbelow(high - low + 1), _RUN
         low, high = self._ephemeral
         count = high - low + 1
-        if is_drawn:
-            self._next, self._run = secrets.randbelow(count), _RUN
         for step in range(count):
             place = (self._next + step) % count
             port = low + place

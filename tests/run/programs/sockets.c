@@ -17,14 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(is_right)                                                                                                \
-    do {                                                                                                               \
-        if (!(is_right)) {                                                                                             \
-            fprintf(stderr, "%s:%d: %s: %m\n", __FILE__, __LINE__, #is_right);                                         \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define FAILS(call, code) CHECK((call) == -1 && errno == (code))
+#include "checks.h"
 
 static struct sockaddr_in address;
 static int listener, client, server;
