@@ -39,7 +39,7 @@ INDEXES = {
     "rdmacm": 130,
     "rdmacm.ib": 60,
     "rdmacm.lab": 35,
-    "rdmacm.rsocket": 50,
+    "rdmacm.rsocket": 55,
     "rdmacm.testing": 90,
     "rdmacm.verbs": 90,
 }
