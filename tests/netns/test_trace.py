@@ -264,7 +264,10 @@ def test_dead_neighbour(shared: TwoHosts, file: Path) -> None:
     seen = Seen(shared, file, "10.7.0.77:7174")
     assert seen.failure is not None
     assert seen.failure.step is Step.NEIGHBOUR
-    assert seen.link == seen.own == []
+    (verdict,) = seen.link
+    assert (verdict.level, verdict.rule) == (FAILED, seen.failure.rule)
+    assert "10.7.0.77 does not answer ARP: 10.7.0.1 asked" in verdict.text
+    assert seen.own == []
 
 
 def test_absent_listener(shared: TwoHosts, shared_server: str, file: Path) -> None:

@@ -30,8 +30,6 @@ class Spinning:
         self.left = 0
         self.poll_time = self.last_poll_time = 0.0
 
-    def see_signals(self, now: float) -> None: ...
-
     def filenos(self) -> tuple[int, ...]:
         return ()
 

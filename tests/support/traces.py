@@ -159,6 +159,16 @@ class Wire:
         rest = struct.pack("!HH", 0, mtu) if version == 4 else struct.pack("!I", mtu)
         self.ip(side, 1 if version == 4 else 58, struct.pack("!BBH", kind, code, 0) + rest + quoted, sender)
 
+    def neighbour(self, side: int, *, is_answer: bool = False, sender: bytes | None = None) -> None:
+        """A question of either end for the hardware address of the other, or the answer to the other's."""
+        own, other = sender if sender is not None else self.hosts[side], self.hosts[1 - side]
+        if len(own) == 4:
+            form = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2 if is_answer else 1)
+            self.frame(bytes(12) + struct.pack("!H", 0x0806) + form + bytes(6) + own + bytes(6) + other)
+        else:
+            head = struct.pack("!BBHI", 136 if is_answer else 135, 0, 0, 0)
+            self.ip(side, 58, head + (self.hosts[side] if is_answer else other), own)
+
     def tcp(
         self, side: int, seq: int, payload: bytes = b"", flags: int = 0x10, ports: Sequence[int] = (40000, PORT)
     ) -> None:

@@ -13,7 +13,7 @@ from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.proto.cm.messages import DREQ, MRA, SIDR_REP, SIDR_REQ
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.trace.verdicts import FAILED, NOTE, OK, Verdict
-from support.traces import ID_A, ID_B, MTU, PORT, PSN_A, PSN_B, QPN_B, Wire, verdict, verdicts
+from support.traces import ID_A, ID_B, MTU, PORT, PSN_A, PSN_B, QPN_B, Wire, pcap, traced, verdict, verdicts
 
 V6 = bytes.fromhex("fd000000000000000000000000000001"), bytes.fromhex("fd000000000000000000000000000002")
 RNR, SEQUENCE, INVALID, ACCESS, OPERATIONAL = 0x20 | 12, 0x60, 0x61, 0x62, 0x63
@@ -489,3 +489,80 @@ def test_two_next_hops_in_turn(wire: Wire) -> None:
         wire.send(0, PSN_A + number)
         wire.ack(1, PSN_A + number)
     says(verdict(wire), OK, "", "4 SEND")
+
+
+# -- neighbours ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["ARP", "ND"])
+def link(request: pytest.FixtureRequest) -> Wire:
+    return Wire() if request.param == "ARP" else Wire(*V6)
+
+
+def ask(link: Wire, times: int = 3) -> None:
+    for _ in range(times):
+        link.neighbour(0)
+        link.wait(1)
+
+
+def test_dead_neighbour(link: Wire) -> None:
+    ask(link)
+    a, b, how = ("10.0.0.1", "10.0.0.2", "ARP") if len(link.hosts[0]) == 4 else ("fd00::1", "fd00::2", "neighbour")
+    says(verdict(link), FAILED, "A10", f"{b} does not answer {how}", f"{a} asked 3 times in 2.0 s for its hardware")
+
+
+def test_neighbour_that_answers(link: Wire) -> None:
+    ask(link, 2)
+    link.neighbour(1, is_answer=True)
+    assert verdicts(link) == []
+
+
+def test_neighbour_that_asks_is_there(wire: Wire) -> None:
+    ask(wire, 2)
+    wire.neighbour(1)
+    assert verdicts(wire) == []
+
+
+def test_neighbour_whose_answer_is_not_in_the_capture(link: Wire) -> None:
+    """Who got no answer asks again after a second. Who got one does not."""
+    for _ in range(3):
+        link.neighbour(0)
+        link.wait(60)
+    assert verdicts(link) == []
+
+
+def test_address_that_is_looked_for_by_its_new_owner(link: Wire) -> None:
+    for _ in range(3):
+        link.neighbour(0, sender=bytes(len(link.hosts[0])))
+    assert verdicts(link) == []
+
+
+def test_dead_neighbour_of_others(wire: Wire) -> None:
+    """Beside connections, only questions between their ends count."""
+    wire.connect()
+    wire.send(0, PSN_A)
+    wire.ack(1, PSN_A)
+    wire.disconnect()
+    healthy, hosts = len(wire.frames), wire.hosts
+    wire.hosts = hosts[0], bytes((10, 0, 0, 77))
+    ask(wire)
+    says(verdict(wire), OK, "", "1 SEND")
+    del wire.frames[healthy:]
+    wire.hosts = hosts
+    ask(wire)
+    says(verdicts(wire)[1], FAILED, "A10", "10.0.0.2 does not answer ARP")
+
+
+def test_questions_for_neighbours_are_bounded(wire: Wire) -> None:
+    for number in range(3000):
+        wire.hosts = bytes((10, 0, 0, 1)), bytes((10, 1, *divmod(number, 256)))
+        wire.neighbour(0)
+        wire.neighbour(0)
+    assert len(verdicts(wire)) == 1024
+
+
+def test_short_packet_of_arp_is_malformed(wire: Wire) -> None:
+    wire.neighbour(0)
+    time, frame = wire.frames[0]
+    tracer, _ = traced(pcap([(time, frame[:-1])]))
+    assert tracer.malformed == 1

@@ -15,8 +15,8 @@ from rdmacm.trace.halves import Direction
 #: Events of a connection that are kept, without repetitions, and P_Keys.
 _MOST_EVENTS, _MOST_PKEYS = 128, 16
 
-#: Kinds of connections.
-RC, UC, UD, XRC, IWARP, TCP, SA = "RC", "UC", "UD", "XRC", "iWARP", "TCP", "SA"
+#: Kinds of connections, and of what may have been meant to become one.
+RC, UC, UD, XRC, IWARP, TCP, SA, ARP, ND = "RC", "UC", "UD", "XRC", "iWARP", "TCP", "SA", "ARP", "ND"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 IPV4, IPV6 = 0x0800, 0x86DD
+ARP_PACKET = 0x0806
 #: RoCEv1: a GRH follows the Ethernet header.
 ROCE_V1 = 0x8915
 #: Not EtherTypes: a frame without a packet, and a packet of InfiniBand, which begins with its LRH.

@@ -28,8 +28,9 @@ from rdmacm.trace.connection import IWARP, Connection, Half, Pair
 from rdmacm.trace.files import Packet
 from rdmacm.trace.internet import Unreachables, extensions
 from rdmacm.trace.iwarp import Streams
-from rdmacm.trace.links import ETHERNET, FINDERS, INFINIBAND, IPV4, IPV6, NOTHING, ROCE_V1
+from rdmacm.trace.links import ARP_PACKET, ETHERNET, FINDERS, INFINIBAND, IPV4, IPV6, NOTHING, ROCE_V1
 from rdmacm.trace.management import Managers
+from rdmacm.trace.neighbours import Neighbours
 from rdmacm.trace.opcodes import (
     ACKNOWLEDGE,
     AETH_AT,
@@ -89,6 +90,7 @@ class Tracer:
         self.managers: Managers = Managers(self.connections)
         self.streams: Streams = Streams(self.connections)
         self.unreachables: Unreachables = Unreachables(self.connections, self.managers)
+        self.neighbours: Neighbours = Neighbours()
         self.packets = self.octets = self.rdma = 0
         self.malformed = self.cut = self.fragments = self.unread = self.copies = 0
         self.first: int = 0
@@ -171,15 +173,19 @@ class Tracer:
             self.rdma += fast
 
     def found(self) -> list[Connection]:
-        """All connections by time. Streams of TCP that were refused are among them if they may have been of iWARP.
+        """All connections by time, with what may have been meant to become one.
 
-        That is: if their port is one of iWARP elsewhere in the capture, or if it has nothing else.
+        That is a stream of TCP that was refused, and a question for a neighbour that got no answer: if the port is one
+        of iWARP, or the addresses are those of a connection, elsewhere in the capture, or if it has no connection.
         """
         found = self.connections.ordered()
         for each in found:
             each.last = max([each.last, *(half.last for half in each.halves if half is not None)])
         ports = {each.ends[1].port for each in found if each.kind == IWARP}
         attempts = [each for each in self.streams.attempts() if not found or each.ends[1].port in ports]
+        pairs = self.connections.latest
+        unanswered = self.neighbours.unanswered()
+        attempts += [each for each in unanswered if not found or each.ends[0].address + each.ends[1].address in pairs]
         return sorted([*found, *attempts], key=lambda each: each.first)
 
     # -- links and networks ------------------------------------------------------------------------------------
@@ -194,6 +200,8 @@ class Tracer:
             self._ipv4(now, data, at, end)
         elif kind == IPV6:
             self._ipv6(now, data, at, end)
+        elif kind == ARP_PACKET:
+            self.malformed += not self.neighbours.arp(now, data, at, end)
         elif kind == ROCE_V1:
             self._grh(now, data, at, end)
         elif kind == INFINIBAND:
@@ -253,7 +261,10 @@ class Tracer:
             else:
                 self.rdma += found
         elif protocol in (_ICMP, _ICMPV6):
-            self.unreachables.received(now, pair, 4 if protocol == _ICMP else 6, data[at:end])
+            message = data[at:end]
+            self.unreachables.received(now, pair, 4 if protocol == _ICMP else 6, message)
+            if protocol == _ICMPV6:
+                self.neighbours.icmpv6(now, pair, message)
 
     def _grh(self, now: int, data: bytes, at: int, end: int) -> None:
         if at + GRH_LENGTH > end or data[at + 6] != 0x1B:

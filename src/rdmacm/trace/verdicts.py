@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.proto.constants import DEFAULT_PKEY, PKEY_BITS
 from rdmacm.proto.mad import MAD_SIZE
-from rdmacm.trace.connection import IWARP, SA, TCP, UD, Connection, Half, Unreachable, address_text
+from rdmacm.trace.connection import ARP, IWARP, ND, SA, TCP, UD, Connection, Half, Unreachable, address_text
 from rdmacm.trace.internet import describe, is_too_big
 from rdmacm.trace.management import mtu_of, private_text, rejection_name
 from rdmacm.trace.opcodes import ACCESS_ERROR, INVALID_REQUEST, OPERATIONAL_ERROR
@@ -52,6 +52,8 @@ class Judge:
             return _administrator(connection)
         if connection.kind == TCP:
             return _attempt(connection)
+        if connection.kind in (ARP, ND):
+            return _neighbour(connection)
         if connection.kind == IWARP:
             return _iwarp(connection) or _worked(connection)
         early = not connection.is_connected
@@ -219,6 +221,15 @@ def _attempt(connection: Connection) -> Verdict:
         count = connection.sent.get("SYN", 0)
         return Verdict(FAILED, "C1", f"{end.host} did not answer {_times(count, 'SYN')}: likely a firewall drops them")
     return Verdict(NOTE, "", "a stream of TCP without MPA's request so far")
+
+
+def _neighbour(connection: Connection) -> Verdict:
+    """Questions for the hardware address of a neighbour, which got no answer."""
+    first, second = connection.ends
+    count, during = connection.sent["question"], duration_text(connection.last_request - connection.first_request)
+    how = "ARP" if connection.kind == ARP else "neighbour discovery"
+    asked = f"{first.host} asked {_times(count)} in {during} for its hardware address"
+    return Verdict(FAILED, "A10", f"{second.host} does not answer {how}: {asked}, without which nothing else is sent")
 
 
 def _iwarp(connection: Connection) -> Verdict | None:
