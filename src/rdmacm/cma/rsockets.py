@@ -10,16 +10,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rdmacm import rsocket as _rsocket
 from rdmacm.address import SockAddr
 from rdmacm.errors import cm_error
 from rdmacm.rsocket import FileLike
+from rdmacm.rsocket import epoll as _epoll
 from rdmacm.verbs.buffers import Buffer, byte_view
 
 Socket = _rsocket.socket
+Epoll = _epoll.Epoll
 
 
 def rsocket(domain: int, type: int, protocol: int = 0) -> Socket:
@@ -52,8 +54,8 @@ def rshutdown(socket: Socket, how: int) -> None:
     socket.shutdown(how)
 
 
-def rclose(socket: Socket) -> None:
-    """rclose, rsocket(7)."""
+def rclose(socket: Socket | Epoll) -> None:
+    """rclose, rsocket(7); also of what :func:`repoll_create1` returns."""
     socket.close()
 
 
@@ -125,6 +127,41 @@ def rselect(
     return _rsocket.select(readfds, writefds, exceptfds, timeout)
 
 
+def repoll_create(size: int) -> Epoll:
+    """repoll_create, as epoll_create(2): ``size`` is without effect, but not 0."""
+    if size <= 0:
+        raise cm_error(errno.EINVAL, f"size {size}", "repoll_create")
+    return repoll_create1(0)
+
+
+def repoll_create1(flags: int) -> Epoll:
+    """repoll_create1, as epoll_create1(2), for :func:`repoll_ctl` and :func:`rclose`. ``flags``: 0 or EPOLL_CLOEXEC."""
+    if flags & ~os.O_CLOEXEC:
+        raise cm_error(errno.EINVAL, f"flags 0x{flags:x}", "repoll_create1")
+    return Epoll()
+
+
+def repoll_ctl(epfd: Epoll, op: int, fd: FileLike, event: tuple[int, object] | None) -> None:
+    """repoll_ctl, as epoll_ctl(2), for rsockets and other descriptors; ``event``: the events, and the user's data.
+
+    ``op``: EPOLL_CTL_ADD, EPOLL_CTL_MOD or EPOLL_CTL_DEL. Events are those of poll(2), and EPOLLONESHOT; of EPOLLRDHUP,
+    an rsocket reports EPOLLIN. EINVAL: EPOLLET and other bits.
+    """
+    epfd.ctl(op, fd, event)
+
+
+def repoll_wait(epfd: Epoll, maxevents: int, timeout: int) -> list[tuple[int, object]]:
+    """repoll_wait, as epoll_wait(2): events, each with the user's data. ``timeout``: milliseconds, -1 for ever."""
+    return repoll_pwait(epfd, maxevents, timeout, None)
+
+
+def repoll_pwait(
+    epfd: Epoll, maxevents: int, timeout: int, sigmask: Collection[int] | None
+) -> list[tuple[int, object]]:
+    """repoll_pwait, as epoll_pwait(2): :func:`repoll_wait`, with these signals blocked in this thread meanwhile."""
+    return epfd.wait(maxevents, None if timeout < 0 else timeout / 1000, sigmask)
+
+
 def rgetpeername(socket: Socket) -> Any:
     """rgetpeername, rsocket(7)."""
     return socket.getpeername()
@@ -174,6 +211,8 @@ SOL_RDMA = _rsocket.SOL_RDMA
 RDMA_SQSIZE, RDMA_RQSIZE, RDMA_INLINE = _rsocket.RDMA_SQSIZE, _rsocket.RDMA_RQSIZE, _rsocket.RDMA_INLINE
 RDMA_IOMAPSIZE, RDMA_ROUTE = _rsocket.RDMA_IOMAPSIZE, _rsocket.RDMA_ROUTE
 
+EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD = _epoll.CTL_ADD, _epoll.CTL_DEL, _epoll.CTL_MOD
+
 if not TYPE_CHECKING:
     __all__ = [name for name, value in sorted(globals().items()) if getattr(value, "__module__", None) == __name__] + [
         "SOL_RDMA",
@@ -182,4 +221,7 @@ if not TYPE_CHECKING:
         "RDMA_INLINE",
         "RDMA_IOMAPSIZE",
         "RDMA_ROUTE",
+        "EPOLL_CTL_ADD",
+        "EPOLL_CTL_DEL",
+        "EPOLL_CTL_MOD",
     ]
