@@ -26,8 +26,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from cProfile import Profile
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel
@@ -51,49 +52,54 @@ PATIENCE = 30.0
 
 
 class Calls:
-    """Counts the calls of functions, in this thread and in those that start afterwards, but for those of this file."""
+    """Counts the calls of functions in this thread and in those that start afterwards, but for this file's in Python.
+
+    With the interpreter's own profiler: a counter in Python takes several times as long as a call, and what is done
+    once in a millisecond would be done for nearly every connection.
+    """
 
     def __init__(self) -> None:
-        self._is_counting = False
-        self._counts: dict[CodeType, int] = {}
-        #: The module of each function: that of code that was generated is only in its globals.
-        self._modules: dict[CodeType, str] = {}
-        self._in_c = 0
-        threading.setprofile(self._see)  # the helper thread serves peers while this one computes
-        sys.setprofile(self._see)
+        self._profilers: list[Profile] = []
+        threading.setprofile(self._thread_begins)  # the helper thread serves peers while this one computes
+        self._thread_begins()
+
+    def _thread_begins(self, *_: object) -> None:
+        profiler = Profile(subcalls=False)
+        self._profilers.append(profiler)
+        profiler.enable()
 
     def begin(self) -> None:
-        self._is_counting = True
-
-    def _see(self, frame: FrameType, event: str, _: object) -> None:
-        if not self._is_counting:
-            return
-        code = frame.f_code
-        if event == "call":
-            if code not in self._counts:
-                self._counts[code] = 0
-                self._modules[code] = frame.f_globals.get("__name__", "rdmacm.proto.layout")
-            self._counts[code] += 1
-        elif event == "c_call" and self._modules.get(code) != "__main__":
-            self._in_c += 1
+        for profiler in self._profilers:
+            profiler.clear()
 
     def end(self, connections: int) -> dict[str, Any]:
         """The calls of a connection: by function and by room, and those of functions in C."""
-        self._is_counting = False
         functions: Counter[str] = Counter()
         rooms: Counter[str] = Counter()
-        for code, count in self._counts.items():
-            module = self._modules[code]
-            if module != "__main__":
-                functions[f"{module}:{code.co_qualname}"] += count
-                rooms[room_of(module)] += count
+        in_c = 0
+        for entry in [entry for profiler in self._profilers for entry in profiler.getstats()]:
+            code = entry.code
+            if isinstance(code, str):
+                in_c += entry.callcount
+            elif code.co_filename != __file__:
+                module = module_of(code)
+                functions[f"{module}:{code.co_qualname}"] += entry.callcount
+                rooms[room_of(module)] += entry.callcount
         return {
             "python": sum(rooms.values()) / connections,
             "turns": sum(rooms[name] for name in TURNS) / connections,
-            "c": self._in_c / connections,
+            "c": in_c / connections,
             "rooms": {name: count / connections for name, count in rooms.most_common()},
             "functions": {name: count / connections for name, count in functions.most_common()},
         }
+
+
+def module_of(code: CodeType) -> str:
+    """The module of a function; "rdmacm.generated" of one that was made at run time, as those of dataclasses."""
+    if code.co_filename.startswith("<"):
+        return "rdmacm.generated"
+    _, found, inside = code.co_filename.rpartition("/rdmacm/")
+    return "rdmacm." + inside.removesuffix(".py").replace("/", ".") if found else "python"
 
 
 def room_of(module: str) -> str:

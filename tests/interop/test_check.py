@@ -44,6 +44,13 @@ def test_nobody_listens(guest: Guest) -> None:
 FAULTS = {
     "stopped": ("kill -STOP $SERVER", "7174", 14, "C2", "its backlog is full, or its process is stopped or busy"),
     "space": (":", "-P udp 7174", 14, "J1", "nobody listens on port 7174 (udp), and somebody in port space tcp"),
+    "full": (
+        "kill -STOP $SERVER\nsoft python3 -m rdmacm ucmatose -c 8 -p 7174 -s $RXE4 >/dev/null 2>&1 &\nASKING=$!",
+        "7174",
+        14,
+        "C2",
+        "its backlog is full, or its process is stopped or busy",
+    ),
     "silent": ("tc qdisc replace dev va root netem loss 100%", "7174", 13, "C1", "no answer, the host answers no ping"),
 }
 
@@ -53,7 +60,7 @@ def test_faults_of_rxe(guest: Guest, fault: str) -> None:
     """A check names the cause, and a trace of its packets the same rule."""
     make, argument, status, rule, text = FAULTS[fault]
     check = f"soft {CHECK} --timeout 0.7 $RXE4 {argument}"
-    mend = "tc qdisc delete dev va root 2>/dev/null; kill -CONT $SERVER; kill $SERVER; echo =="
+    mend = "tc qdisc delete dev va root 2>/dev/null; kill -CONT $SERVER; kill $SERVER $ASKING 2>/dev/null; echo =="
     done = guest.run(
         f"serve_rxe rping -s -P -a $RXE4\n{make}\nrecord /tmp/check.pcap\n{check}\nstatus=$?\nrecorded\n{mend}\n"
         f"soft python3 -m rdmacm trace --json /tmp/check.pcap\nexit $status",
@@ -65,6 +72,44 @@ def test_faults_of_rxe(guest: Guest, fault: str) -> None:
         assert each in " ".join(check_says.split()), done.output
     verdicts = [each["verdict"] for each in json.loads(trace_says)["connections"]]
     assert rule in {each["rule"] for each in verdicts if each["level"] == "failed"}, done.output
+
+
+#: A router between both hosts, and what it does with packets to rxe: the type of its route, the rule, and the text.
+REJECTS = {
+    "unreachable": ("A10", "host unreachable"),
+    "prohibit": ("C1", "prohibited"),
+    "none": ("A3", "network unreachable"),
+}
+ROUTER = """
+ip netns add way
+ip -n soft link set vb netns way
+ip link add s0 netns soft type veth peer name s1 netns way
+ip -n soft address add 10.0.3.2/24 dev s0
+ip -n way address add 10.0.3.1/24 dev s1
+ip -n way address add $SOFT4/24 dev vb
+for link in vb s1 lo; do ip -n way link set $link up; done
+ip -n soft link set s0 up
+ip netns exec way sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/icmp_ratelimit'
+ip -n soft route add default via 10.0.3.1
+ip route add 10.0.3.0/24 via $SOFT4
+"""
+NO_ROUTER = "ip route delete 10.0.3.0/24\nip netns delete way\nno_network"
+
+
+@pytest.mark.parametrize("route", REJECTS)
+def test_router_rejects_packets_to_rxe(guest: Guest, route: str) -> None:
+    """The way to rxe leads over a router, whose route to it goes away once a first check has found it healthy."""
+    rule, text = REJECTS[route]
+    check = f"soft {CHECK} --timeout 0.7 $RXE4 7174"
+    lose = "ip -n way route delete 10.0.0.0/24" if route == "none" else f"ip -n way route add {route} $RXE4"
+    done = guest.run(
+        f"serve_rxe rping -s -P -a $RXE4\n{ROUTER}\n{check} >/tmp/first.out || cat /tmp/first.out\n{lose}\n{check}\n"
+        f"status=$?\nkill $SERVER\n{NO_ROUTER}\nexit $status",
+        record=False,
+    )
+    assert done.status == 13, done.output
+    for each in (text, f"(rdmacm doctor {rule})"):
+        assert each in " ".join(done.output.split()), done.output
 
 
 def test_dead_neighbour_of_rxe(guest: Guest) -> None:

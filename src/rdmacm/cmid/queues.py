@@ -158,7 +158,11 @@ class Queues(IdState):
             else:
                 if attr.srq is None and qp_type is not QPType.XRC_SEND:
                     attr.srq = self._srq
-                self._make_cqs(context, attr)
+                if attr.scq is None or attr.rcq is None:
+                    self._make_cqs(context, attr)
+                self._send_cq = attr.scq
+                if qp_type is not QPType.XRC_SEND:
+                    self._recv_cq = attr.rcq
                 self._qp = QPEx(pd, attr) if isinstance(attr, QPInitAttrEx) else QP(pd, attr)
             self._pd = pd
             self._backend.attach_qp(self._qp)
@@ -168,17 +172,16 @@ class Queues(IdState):
         return self._qp
 
     def _make_cqs(self, context: Context, attr: QPInitAttr) -> None:
+        """Make the completion queues that neither ``attr`` nor the id has."""
         attr.scq = attr.scq or self._send_cq
         if attr.scq is None:
             self._send_cq_channel, attr.scq = self._make_cq(context, attr.cap.max_send_wr)
         if attr.qp_type == QPType.XRC_SEND:
-            self._send_cq = attr.scq
             return
         attr.rcq = attr.rcq or self._recv_cq
         if attr.rcq is None:
             size = attr.cap.max_recv_wr if attr.srq is None else attr.srq.query().max_wr
             self._recv_cq_channel, attr.rcq = self._make_cq(context, size)
-        self._send_cq, self._recv_cq = attr.scq, attr.rcq
 
     def _make_cq(self, context: Context, size: int) -> tuple[CompChannel, CQ]:
         channel = CompChannel(context)

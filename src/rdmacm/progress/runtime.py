@@ -156,7 +156,7 @@ class Runtime:
         self.only_reads = False
         #: Whether the caller that has fetched an event has more of them to fetch, and so will be back soon.
         self.has_more_events = False
-        #: When the signal handlers are looked at again (:meth:`see_signals`), in seconds of ``clock``.
+        #: When :func:`rdmacm.interrupts.handlers.refresh` looks at the signal handlers again, in seconds of ``clock``.
         self.signals_due: float = 0.0 if self.is_real_time else inf
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
@@ -204,19 +204,14 @@ class Runtime:
             now = self.clock()
         self.now = now
         self.progress_due = now + (_READING_INTERVAL if self.only_reads else _PROGRESS_INTERVAL)
-        if now >= self.signals_due:
-            self.see_signals(now)
+        if now >= self.signals_due and handlers.refresh():
+            self.signals_due = now + handlers.INTERVAL
         try:
             self.driver.progress(now, result_queue)
         except Exception as error:
             self.errors.report("progress", "a step of progress is incomplete", error)
         if self._timers.heap.earliest <= now or self._armed_for <= now:
             self.fire_timers(now)
-
-    def see_signals(self, now: float) -> None:
-        """Look for new signal handlers: they are due."""
-        if handlers.refresh():
-            self.signals_due = now + handlers.INTERVAL
 
     def poll(self, result_queue: Sized = ()) -> bool:
         """Progress for a caller that polls: packets in each call, everything else once a millisecond.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sized
 from typing import Protocol, TypeVar
 
+from rdmacm.interrupts import handlers
 from rdmacm.interrupts.protection import deferred_finalizers, run_finalizers
 from rdmacm.progress.wake import Waiter
 
@@ -56,8 +57,6 @@ class Progress(Protocol):
     def in_use(self) -> bool: ...
 
     def progress(self, result_queue: Sized = (), now: float | None = None) -> None: ...
-
-    def see_signals(self, now: float) -> None: ...
 
     def poll(self, result_queue: Sized = ()) -> bool: ...
 
@@ -105,8 +104,8 @@ class Waiters:
             run_finalizers()
         now = runtime.now = runtime.clock()
         with runtime.lock:
-            if now >= runtime.signals_due:
-                runtime.see_signals(now)  # before a result is taken
+            if now >= runtime.signals_due and handlers.refresh():  # before a result is taken
+                runtime.signals_due = now + handlers.INTERVAL
             found = done() if look is None else look()
             if found:
                 # A caller that takes queued results makes progress too, now and then. Otherwise the helper thread

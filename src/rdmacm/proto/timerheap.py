@@ -34,7 +34,7 @@ class LazyTimerHeap(Generic[K]):
     ('a', None)
     """
 
-    __slots__ = ("_count", "_deadline_of", "_entry_times", "_heap", "earliest")
+    __slots__ = ("_count", "_deadline_of", "_heap", "earliest", "entry_times")
 
     def __init__(self, deadline_of: Callable[[K], float | None]) -> None:
         #: Returns the current deadline of a key, in seconds.
@@ -43,8 +43,9 @@ class LazyTimerHeap(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []
         #: The last serial number.
         self._count = 0
-        #: The time of the entry of each key. An entry with another time is stale.
-        self._entry_times: dict[K, float] = {}
+        #: The time of the entry of each key. An entry with another time is stale. A caller with many deadlines can see
+        #: here that :meth:`schedule` has nothing to do for one.
+        self.entry_times: dict[K, float] = {}
         #: No deadline is before this time (seconds); infinity without deadlines. An attribute, not a property, because
         #: loops read it for every packet.
         self.earliest: float = inf
@@ -55,13 +56,13 @@ class LazyTimerHeap(Generic[K]):
 
     def schedule(self, key: K, deadline: float) -> None:
         """Record a deadline (seconds) that was set or changed. Cheap if the key has an entry at or before it."""
-        if self._entry_times.get(key, inf) <= deadline:
+        if self.entry_times.get(key, inf) <= deadline:
             return
-        self._entry_times[key] = deadline
+        self.entry_times[key] = deadline
         self._count += 1
         heapq.heappush(self._heap, (deadline, self._count, key))
         self.earliest = min(self.earliest, deadline)
-        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._entry_times):
+        if len(self._heap) > _STALE_ENTRIES + 4 * len(self.entry_times):
             self._drop_stale_entries()
 
     def next_deadline(self) -> float | None:
@@ -70,12 +71,12 @@ class LazyTimerHeap(Generic[K]):
         while heap:
             when, _, key = heap[0]
             deadline = None
-            if self._entry_times.get(key) == when:
+            if self.entry_times.get(key) == when:
                 deadline = self._deadline_of(key)
                 if deadline is not None and deadline <= when:
                     self.earliest = when
                     return when
-                del self._entry_times[key]
+                del self.entry_times[key]
             heapq.heappop(heap)
             if deadline is not None:
                 self.schedule(key, deadline)
@@ -90,19 +91,19 @@ class LazyTimerHeap(Generic[K]):
         if deadline is None or deadline > now:
             return None
         _, _, key = heapq.heappop(self._heap)
-        del self._entry_times[key]
+        del self.entry_times[key]
         self.earliest = self._heap[0][0] if self._heap else inf
         return key
 
     def discard(self, key: K) -> None:
         """Remove the deadline of an object that ceases to exist."""
-        if self._entry_times.pop(key, None) is None:
+        if self.entry_times.pop(key, None) is None:
             return
-        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._entry_times):
+        if len(self._heap) > _STALE_ENTRIES + 4 * len(self.entry_times):
             self._drop_stale_entries()
 
     def _drop_stale_entries(self) -> None:
-        times = self._entry_times
+        times = self.entry_times
         # In place, as next_deadline() may be at work on the list.
         self._heap[:] = [entry for entry in self._heap if times.get(entry[2]) == entry[0]]
         heapq.heapify(self._heap)
@@ -111,5 +112,5 @@ class LazyTimerHeap(Generic[K]):
     def clear(self) -> None:
         """Remove all deadlines."""
         self._heap.clear()
-        self._entry_times.clear()
+        self.entry_times.clear()
         self.earliest = inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import NamedTuple, Protocol
 
@@ -122,41 +123,37 @@ class SoftQueue:
             self._taken = 0
         self._pollable.signal(bool(self._of))
 
-    def get(self, timeout: float | None) -> QueuedEvent | None:
+    def get(self, timeout: float | None, is_driven: bool = False) -> QueuedEvent | None:
+        """See the class. ``is_driven``: take an event that is here, in the course of the progress of another call."""
         runtime = self._runtime
-        if self._events and runtime.clock() < runtime.progress_due:
-            with runtime.lock:
-                event = self._pop()
-            if event is not None:
-                return event
-        return runtime.drive(self._pop, timeout)
-
-    def _pop(self) -> QueuedEvent | None:
-        if self._closed or self._runtime.abandoned:
-            why = "the channel is closed" if self._closed else "the channel was made before fork(2)"
-            raise cm_error(errno.EBADF, why, "get_cm_event")
-        found: QueuedEvent | None = None
-        while self._events:
-            event = self._events.popleft()
-            own = self._of.get(event.owner)
-            if own is None or own[0] is not event:
-                self._taken -= 1
-                continue
-            if len(own) > 1:
-                del own[0]
-            else:
-                del self._of[event.owner]
-            found = event if isinstance(event, QueuedEvent) else event.take()
-            if found is not None:
-                thread = get_ident()
-                found.owner._reported(thread)  # under the lock: who destroys the id waits for it or discards it
-                if found.join is not None:
-                    found.join._reported(thread)
-                break
-        more = self._runtime.has_more_events = bool(self._of)
-        if self._is_polled:
-            self._pollable.signal(more)
-        return found
+        if not is_driven and not (self._events and runtime.clock() < runtime.progress_due):
+            return runtime.drive(partial(self.get, None, True), timeout)
+        with runtime.lock:
+            if self._closed or runtime.abandoned:
+                why = "the channel is closed" if self._closed else "the channel was made before fork(2)"
+                raise cm_error(errno.EBADF, why, "get_cm_event")
+            found: QueuedEvent | None = None
+            while self._events:
+                event = self._events.popleft()
+                own = self._of.get(event.owner)
+                if own is None or own[0] is not event:
+                    self._taken -= 1
+                    continue
+                if len(own) > 1:
+                    del own[0]
+                else:
+                    del self._of[event.owner]
+                found = event if isinstance(event, QueuedEvent) else event.take()
+                if found is not None:
+                    thread = get_ident()
+                    found.owner._reported(thread)  # under the lock: who destroys the id waits for it or discards it
+                    if found.join is not None:
+                        found.join._reported(thread)
+                    break
+            more = runtime.has_more_events = bool(self._of)
+            if self._is_polled:
+                self._pollable.signal(more)
+        return found if found is not None or is_driven else runtime.drive(partial(self.get, None, True), timeout)
 
     def fileno(self) -> int:
         with self._runtime.lock:

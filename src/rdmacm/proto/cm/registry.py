@@ -117,7 +117,8 @@ class Connections:
     def set_timer(self, connection: CmConnection, deadline: float) -> None:
         """Set the one timer of a connection. Assigning None to the connection's ``deadline`` stops it."""
         connection.deadline = deadline
-        self.timers.schedule(connection.comm_id, deadline)
+        if self.timers.entry_times.get(connection.comm_id, inf) > deadline:  # mostly an earlier entry is there
+            self.timers.schedule(connection.comm_id, deadline)
         if deadline < self._armed:  # rarely: nearly always an earlier timer is set
             self._armed = deadline
             self._wake_at(deadline)

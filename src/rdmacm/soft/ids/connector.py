@@ -130,8 +130,5 @@ class Connector(Protocol):
         Returns the path of the connection. CmStateError before the peer has sent its half.
         """
 
-    def access(self, depth: int | None = None) -> AccessFlag:
-        """What the peer may do with local memory, once there is a connection.
-
-        ``depth``: how many READs and atomics of the peer may be in progress, where that is known.
-        """
+    def access(self) -> AccessFlag:
+        """What the peer may do with local memory, once there is a connection."""

@@ -61,8 +61,6 @@ _MAX_REQ_MTU = 15
 _MAX_RETRIES = 7
 NO_ECE = Ece(0)
 
-_ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
-_ANY_REMOTE_AND_FLUSH = _ANY_REMOTE | AccessFlag.FLUSH_GLOBAL | AccessFlag.FLUSH_PERSISTENT
 _MTUS = {int(mtu): mtu for mtu in Mtu}
 _MESSAGES_WITH_PRIVATE_DATA: tuple[type[Message], ...] = (REQ, REP, REJ, SIDR_REQ, SIDR_REP)
 #: Bytes of private data that the application may fill: beside the header of IP addresses, and without that header.
@@ -549,7 +547,8 @@ class IbCmConnector:
         attr.path_mtu = mtu
         attr.dest_qp_num = connection.remote_qpn or 0
         attr.rq_psn = connection.starting_psn
-        attr.max_rd_atomic, attr.max_dest_rd_atomic = self._read_depths(connection)
+        attr.max_rd_atomic, attr.max_dest_rd_atomic = depths = self._read_depths(connection)
+        attr.qp_access_flags = self._user.link.access[bool(depths[1])]
         attr.min_rnr_timer = MIN_RNR_TIMER
         attr.sq_psn = peer.starting_psn
         attr.retry_cnt = request.retry_count
@@ -573,13 +572,9 @@ class IbCmConnector:
             attr.alt_timeout = path.packet_life_time + 1  # the peer's message had this number, from which the path came
         attr.path_mig_state = MigState.REARM
 
-    def access(self, depth: int | None = None) -> AccessFlag:
-        # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.
-        connection = self.connection
-        assert connection is not None
-        if not (self._read_depths(connection)[1] if depth is None else depth):
-            return AccessFlag.REMOTE_WRITE
-        return _ANY_REMOTE_AND_FLUSH if self._user.link.is_software else _ANY_REMOTE
+    def access(self) -> AccessFlag:
+        assert self.connection is not None
+        return self._user.link.access[bool(self._read_depths(self.connection)[1])]
 
     def _read_depths(self, connection: CmConnection) -> tuple[int, int]:
         """How many READs and atomics may be in progress: from this side, and from the peer."""

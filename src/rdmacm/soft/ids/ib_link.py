@@ -36,7 +36,7 @@ from rdmacm.soft.ib.groups import GroupRequest, PortJoin
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.alternate_path import why_no_alternate
 from rdmacm.soft.ids.id_state import IdState, explain_failure, steps_of
-from rdmacm.soft.ids.link import CA_ACK_DELAY, UDP_QKEY, Refusal
+from rdmacm.soft.ids.link import ADAPTER_ACCESS, CA_ACK_DELAY, UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import alternate_of_request, header_of, path_of_request
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
@@ -407,7 +407,7 @@ class IbLink:
 
     # -- for the connector ----------------------------------------------------------------------------
 
-    is_software = False
+    access = ADAPTER_ACCESS
     no_failover = FailoverAccepted.REJECTED
 
     @property

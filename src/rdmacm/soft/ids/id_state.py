@@ -24,6 +24,7 @@ from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.provider.idstate import NO_GID, CommonIdState
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
+from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.event_queue import PendingRequest, SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
@@ -145,8 +146,8 @@ class IdState(CommonIdState):
 
     # -- device and port ------------------------------------------------------------------------------
 
-    def attach(self, view: PortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
-        """Bind the id to a port and one of its GIDs."""
+    def attach(self, view: PortView | IpoibPortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
+        """Bind the id to a port and one of its GIDs; of an IPoIB interface, to its InfiniBand port and its P_Key."""
         raise NotImplementedError
 
     def detach(self) -> None:

@@ -28,6 +28,7 @@ from rdmacm.provider.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.provider.idstate import no_owner
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
+from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.resolution.path import shown_path
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.queue_pair import SoftQP
@@ -152,7 +153,10 @@ class SoftId(IdState):
             hint=error.hint,
         )
 
-    def attach(self, view: PortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
+    def attach(self, view: PortView | IpoibPortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
+        if isinstance(view, IpoibPortView):
+            assert view.infiniband is not None  # the rules of resolution drop the others
+            pkey, view = view.pkey, view.infiniband
         is_infiniband = view.port.link_layer is LinkLayer.INFINIBAND
         if is_infiniband is isinstance(self.link, RoceLink):
             self.link = _infiniband_link(self) if is_infiniband else RoceLink(self)
@@ -552,8 +556,6 @@ class SoftId(IdState):
         attr = qp.attr
         path = self.connector.connected_attributes(attr)
         assert isinstance(path, WirePath)
-        # In INIT, the depths of the connection were not known yet.
-        attr.qp_access_flags = self.connector.access(attr.max_dest_rd_atomic)
         if path.scope_id or not self.sgid.endswith(path.local):
             # A scope counts for link-local addresses only, and 127.0.0.1 is the GID of other addresses in 127/8.
             remote, view = self.dgid.ip, self.port_view

@@ -15,13 +15,12 @@ from rdmacm.address import WILDCARDS, Address, InetAddr, inet_addr, is_link_loca
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import Failure, RdmaError, cm_error
 from rdmacm.provider.cmstate import TRANSITIONS, Trigger
-from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
+from rdmacm.resolution.hosts import HostView, RocePortView
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
 from rdmacm.resolution.lookup import Found, Lookup, destination_gid, find
 from rdmacm.resolution.routing import loopback_down
 from rdmacm.soft.ids.id_state import IdState, explain_failure
-from rdmacm.verbs.device import GidEntry
 
 if TYPE_CHECKING:
     from rdmacm.net.types import Neighbour
@@ -86,15 +85,7 @@ class IpResolver:
                 raise no_partition(view, "bind", errno.EINVAL)
         elif core.port_space is PortSpace.IPOIB:
             raise Failure(errno.EINVAL, "bind", _NO_IPOIB, "port space UDP")
-        self._attach(view, found[0].row)
-
-    def _attach(self, view: IpPortView, row: GidEntry) -> None:
-        """Bind the id to the port and GID of an address; on IPoIB, those of the InfiniBand port."""
-        if isinstance(view, IpoibPortView):
-            assert view.infiniband is not None  # the rules drop the others
-            self._id.attach(view.infiniband, row, view.pkey)
-        else:
-            self._id.attach(view, row)
+        core.attach(view, found[0].row)
 
     # -- resolving an address -------------------------------------------------------------------------
 
@@ -167,7 +158,7 @@ class IpResolver:
             if isinstance(found.view, IpoibPortView):
                 state += f", GID {dgid}"
             lookup.note("neighbour", self._wait_started, state)
-        self._attach(found.view, found.row)
+        core.attach(found.view, found.row)
         core.dgid = dgid
         if local.ip in WILDCARDS:
             scope_id = 0

@@ -20,6 +20,7 @@ from rdmacm.proto.cm.codes import ApStatus, FailoverAccepted, RejectReason
 from rdmacm.proto.cm.messages import Path
 from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr
+from rdmacm.verbs.enums import AccessFlag
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -36,6 +37,13 @@ Refusal: TypeAlias = tuple[RejectReason, bytes]
 
 #: Exponent of 4.096 µs: the longest time that this device takes to acknowledge, 0.13 s.
 CA_ACK_DELAY = 15
+
+#: See :attr:`Link.access`: of an adapter, and of a software device, which has FLUSH as well.
+ADAPTER_ACCESS = (
+    AccessFlag.REMOTE_WRITE,
+    AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC,
+)
+SOFTWARE_ACCESS = ADAPTER_ACCESS[0], ADAPTER_ACCESS[1] | AccessFlag.FLUSH_GLOBAL | AccessFlag.FLUSH_PERSISTENT
 
 #: The Q_Key of Linux's rdma_cm for the port spaces UDP and IB.
 UDP_QKEY = 0x01234567
@@ -134,8 +142,8 @@ class Link(Protocol):
 
     # -- for the connector ----------------------------------------------------------------------------
 
-    #: Whether the port is one of a software device, which carries FLUSH.
-    is_software: bool
+    #: What the peer may do with local memory: without READs and atomics of its own in progress, and with them.
+    access: tuple[AccessFlag, AccessFlag]
     #: What a REP says of an alternate path that is not among the paths of the id.
     no_failover: FailoverAccepted
 

@@ -36,7 +36,7 @@ from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
 from rdmacm.soft.device.attributes import DEFAULT_HOP_LIMIT, vector_of
 from rdmacm.soft.ids.id_state import IdState, explain_failure
-from rdmacm.soft.ids.link import CA_ACK_DELAY, UDP_QKEY, Refusal
+from rdmacm.soft.ids.link import CA_ACK_DELAY, SOFTWARE_ACCESS, UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
@@ -72,7 +72,7 @@ class RoceLink:
 
     __slots__ = ("_groups", "_id", "cm")
 
-    is_software = True
+    access = SOFTWARE_ACCESS
     pkey_index = 0
     no_failover = FailoverAccepted.UNSUPPORTED
 
