@@ -1,5 +1,5 @@
 /* rsocket(7): making, connecting and closing sockets, and their names. */
-#include "rs_socket.h"
+#include "rs_datagram.h"
 
 #include <errno.h>
 #include <string.h>
@@ -15,20 +15,23 @@ static int done(struct rs_socket *rs, int code) {
 EXPORT int rsocket(int domain, int type, int protocol) {
     if (domain != AF_INET && domain != AF_INET6)
         return fail(EAFNOSUPPORT);
-    if ((type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC)) != SOCK_STREAM || (protocol && protocol != IPPROTO_TCP))
+    int kind = type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if ((kind != SOCK_STREAM && kind != SOCK_DGRAM) ||
+        (protocol && protocol != (kind == SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP)))
         return fail(EPROTONOSUPPORT);
     struct rs_socket *rs = rs_new(domain);
     if (!rs)
         return -1;
     rs->is_nonblocking = type & SOCK_NONBLOCK;
     int fd = rs->fd;
-    if (!rdma_create_id(rs->channel, &rs->id, rs, RDMA_PS_TCP) && !rs_add(rs))
+    bool is_made = kind == SOCK_DGRAM ? rs_datagram_new(rs) : !rdma_create_id(rs->channel, &rs->id, rs, RDMA_PS_TCP);
+    if (is_made && !rs_add(rs))
         return fd;
     rs_release(rs);
     return -1;
 }
 
-static bool is_right(const struct rs_socket *rs, const struct sockaddr *address, socklen_t length) {
+bool rs_is_right(const struct rs_socket *rs, const struct sockaddr *address, socklen_t length) {
     return address && length >= sizeof address->sa_family && address->sa_family == rs->domain &&
            length >= cm_address_length(address);
 }
@@ -36,6 +39,8 @@ static bool is_right(const struct rs_socket *rs, const struct sockaddr *address,
 static int bind_to(struct rs_socket *rs, const struct sockaddr *address) {
     struct sockaddr_storage copy = {0};
     memcpy(&copy, address, cm_address_length(address));
+    if (rs->datagram)
+        return rs_datagram_open(rs, &copy);
     if (rdma_bind_addr(rs->id, (struct sockaddr *)&copy))
         return errno;
     rs->is_bound = true;
@@ -46,7 +51,7 @@ EXPORT int rbind(int fd, const struct sockaddr *address, socklen_t length) {
     struct rs_socket *rs = rs_enter(fd);
     if (!rs)
         return -1;
-    bool is_usable = rs->phase == RS_IDLE && !rs->is_bound && is_right(rs, address, length);
+    bool is_usable = rs->phase == RS_IDLE && !rs->is_bound && rs_is_right(rs, address, length);
     return done(rs, is_usable ? bind_to(rs, address) : EINVAL);
 }
 
@@ -56,6 +61,8 @@ EXPORT int rlisten(int fd, int backlog) {
         return -1;
     struct sockaddr_storage any = {.ss_family = (sa_family_t)rs->domain};
     int code = 0;
+    if (rs->datagram)
+        return done(rs, EOPNOTSUPP);
     if (rs->phase == RS_LISTENING)
         return done(rs, 0);
     if (rs->phase != RS_IDLE)
@@ -81,20 +88,31 @@ EXPORT int rgetpeername(int fd, struct sockaddr *address, socklen_t *length) {
     struct rs_socket *rs = rs_enter(fd);
     if (!rs)
         return -1;
-    if (rs->phase != RS_HAS_STREAM)
-        return done(rs, ENOTCONN);
-    copy_name(&rs->id->route.addr.dst_storage, address, length);
-    return done(rs, 0);
+    struct sockaddr_storage name;
+    int code = 0;
+    if (rs->datagram)
+        code = rs_datagram_name(rs, true, &name);
+    else if (rs->phase == RS_HAS_STREAM)
+        name = rs->id->route.addr.dst_storage;
+    else
+        code = ENOTCONN;
+    if (!code)
+        copy_name(&name, address, length);
+    return done(rs, code);
 }
 
 EXPORT int rgetsockname(int fd, struct sockaddr *address, socklen_t *length) {
     struct rs_socket *rs = rs_enter(fd);
     if (!rs)
         return -1;
-    struct sockaddr_storage name = rs->id->route.addr.src_storage;
+    struct sockaddr_storage name;
+    int code = rs->datagram ? rs_datagram_name(rs, false, &name) : 0;
+    if (!rs->datagram)
+        name = rs->id->route.addr.src_storage;
     name.ss_family = (sa_family_t)rs->domain; /* of one that is not bound */
-    copy_name(&name, address, length);
-    return done(rs, 0);
+    if (!code)
+        copy_name(&name, address, length);
+    return done(rs, code);
 }
 
 /* -- connecting ------------------------------------------------------------------------------------------------------ */
@@ -103,7 +121,7 @@ EXPORT int raccept(int fd, struct sockaddr *address, socklen_t *length) {
     struct rs_socket *rs = rs_enter(fd), *accepted = NULL;
     if (!rs)
         return -1;
-    int code = rs->phase == RS_LISTENING ? 0 : EINVAL;
+    int code = rs->phase == RS_LISTENING ? 0 : rs->datagram ? EOPNOTSUPP : EINVAL;
     double deadline = rs_deadline(&rs->options.receive_timeout);
     while (!code && !accepted) { /* a request may be refused */
         code = rs_wait(rs, rs_is_readable, rs->is_nonblocking, deadline);
@@ -122,7 +140,7 @@ static bool is_decided(struct rs_socket *rs) { return rs->phase != RS_CONNECTING
 
 static int start_connecting(struct rs_socket *rs, const struct sockaddr *address, socklen_t length) {
     struct sockaddr_storage copy = {0};
-    if (!is_right(rs, address, length))
+    if (!rs_is_right(rs, address, length))
         return EINVAL;
     memcpy(&copy, address, cm_address_length(address));
     if (rdma_resolve_addr(rs->id, NULL, (struct sockaddr *)&copy, 2000))
@@ -149,7 +167,9 @@ static int connect_to(struct rs_socket *rs, const struct sockaddr *address, sock
 
 EXPORT int rconnect(int fd, const struct sockaddr *address, socklen_t length) {
     struct rs_socket *rs = rs_enter(fd);
-    return rs ? done(rs, connect_to(rs, address, length)) : -1;
+    if (!rs)
+        return -1;
+    return done(rs, rs->datagram ? rs_datagram_connect(rs, address, length) : connect_to(rs, address, length));
 }
 
 /* -- the end --------------------------------------------------------------------------------------------------------- */
@@ -181,6 +201,8 @@ EXPORT int rshutdown(int fd, int how) {
         return -1;
     if (how < SHUT_RD || how > SHUT_RDWR)
         return done(rs, EINVAL);
+    if (rs->datagram)
+        return done(rs, rs_datagram_shut(rs, how));
     return done(rs, rs->phase == RS_HAS_STREAM ? shut(rs, triggers[how], 0) : ENOTCONN);
 }
 
@@ -191,7 +213,9 @@ EXPORT int rclose(int fd) {
     if (rs_close_number(rs, fd))
         return done(rs, 0);
     const struct linger *linger = &rs->options.linger;
-    if (rs->phase == RS_HAS_STREAM && !rs->is_gone && (!linger->l_onoff || linger->l_linger))
+    if (rs->datagram)
+        rs_datagram_finish(rs);
+    else if (rs->phase == RS_HAS_STREAM && !rs->is_gone && (!linger->l_onoff || linger->l_linger))
         shut(rs, RS_SHUT_BOTH, linger->l_onoff ? rdmacm_now() + linger->l_linger : 0);
     if (!rs->is_closed) { /* by another thread meanwhile */
         rs_end(rs);

@@ -1,5 +1,5 @@
 /* rsocket(7): a connection, its queue pair and memory around the engine of the protocol. All with the socket's lock. */
-#include "rs_socket.h"
+#include "rs_datagram.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -173,6 +173,7 @@ static void close_region(struct ibv_mr *mr) {
 }
 
 void rs_destroy(struct rs_socket *rs) {
+    rs_datagram_free(rs);
     if (rs->id && rs->id->qp)
         rdma_destroy_qp(rs->id);
     while (rs->mapped) {

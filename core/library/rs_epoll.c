@@ -251,8 +251,8 @@ static struct rs_watch *watch_of(const struct rs_socket *rs, const struct rs_epo
 static int add_descriptors(const struct rs_epoll *epoll, struct rs_socket *rs) {
     if (add_to(epoll->inner, rs->fd, EPOLLIN | EPOLLET, rs) && errno != EEXIST)
         return -1;
-    return rs->comp_channel && add_to(epoll->inner, rs->comp_channel->fd, EPOLLIN | EPOLLET, rs) && errno != EEXIST ? -1
-                                                                                                                     : 0;
+    int second = rs_second_descriptor(rs);
+    return second >= 0 && add_to(epoll->inner, second, EPOLLIN | EPOLLET, rs) && errno != EEXIST ? -1 : 0;
 }
 
 static void forget_watch(struct rs_watch *watch) {
@@ -268,8 +268,7 @@ static void forget_watch(struct rs_watch *watch) {
     unready(watch);
     if (!watch_of(rs, epoll, -1)) {
         epoll_ctl(epoll->inner, EPOLL_CTL_DEL, rs->fd, NULL);
-        if (rs->comp_channel)
-            epoll_ctl(epoll->inner, EPOLL_CTL_DEL, rs->comp_channel->fd, NULL);
+        epoll_ctl(epoll->inner, EPOLL_CTL_DEL, rs_second_descriptor(rs), NULL); /* if there is one */
     }
     settle(epoll);
     free(watch);

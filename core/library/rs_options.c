@@ -1,5 +1,5 @@
 /* rsocket(7): options. */
-#include "rs_socket.h"
+#include "rs_datagram.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -55,14 +55,16 @@ static int *field_of(struct rs_socket *rs, const struct option *option) {
     return (int *)(void *)((char *)&rs->options + option->field);
 }
 
-static bool is_made(const struct rs_socket *rs) { return rs->phase != RS_IDLE && rs->phase != RS_LISTENING; }
+static bool is_made(const struct rs_socket *rs) {
+    return rs->datagram ? rs->datagram->epoll >= 0 : rs->phase != RS_IDLE && rs->phase != RS_LISTENING;
+}
 
 /* The id has these, too. */
 static int tell_id(struct rs_socket *rs, int level, int name, int value) {
     int option = level == SOL_SOCKET && name == SO_REUSEADDR     ? RDMA_OPTION_ID_REUSEADDR
                  : level == IPPROTO_IPV6 && name == IPV6_V6ONLY ? RDMA_OPTION_ID_AFONLY
                                                                 : -1;
-    return option < 0 || !rdma_set_option(rs->id, RDMA_OPTION_ID, option, &value, sizeof value) ? 0 : errno;
+    return option < 0 || rs->datagram || !rdma_set_option(rs->id, RDMA_OPTION_ID, option, &value, sizeof value) ? 0 : errno;
 }
 
 static int set_number(struct rs_socket *rs, const struct option *option, int value) {
@@ -152,16 +154,16 @@ static int segment_of(const struct rs_socket *rs) {
 static int read_only(struct rs_socket *rs, int level, int name) {
     int error = rs->error;
     if (level == IPPROTO_TCP && name == TCP_MAXSEG)
-        return segment_of(rs);
+        return rs->datagram ? -1 : segment_of(rs);
     if (level != SOL_SOCKET)
         return -1;
     switch (name) {
     case SO_ERROR:
         rs->error = 0;
-        return error;
-    case SO_TYPE: return SOCK_STREAM;
+        return rs->datagram ? rs_datagram_take_error(rs) : error;
+    case SO_TYPE: return rs->datagram ? SOCK_DGRAM : SOCK_STREAM;
     case SO_DOMAIN: return rs->domain;
-    case SO_PROTOCOL: return IPPROTO_TCP;
+    case SO_PROTOCOL: return rs->datagram ? IPPROTO_UDP : IPPROTO_TCP;
     case SO_ACCEPTCONN: return rs->phase == RS_LISTENING;
     default: return -1;
     }
@@ -218,7 +220,9 @@ EXPORT int rioctl(int fd, unsigned long request, ...) {
     case FIONBIO: rs->is_nonblocking = *value; break;
     case FIONREAD:
         rs_look(rs);
-        *value = rs->phase == RS_HAS_STREAM ? (int)rs_stream_unread(&rs->stream) : 0;
+        *value = rs->datagram                 ? (int)rs_datagram_next(rs)
+                 : rs->phase == RS_HAS_STREAM ? (int)rs_stream_unread(&rs->stream)
+                                              : 0;
         code = rs->phase == RS_LISTENING ? EINVAL : 0;
         break;
     default: code = ENOTTY;

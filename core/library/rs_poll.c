@@ -3,7 +3,7 @@
  * Any thread may do a socket's work. So one that sleeps has a descriptor of its own, by which a thread that has done
  * some wakes all others.
  */
-#include "rs_socket.h"
+#include "rs_datagram.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -93,6 +93,8 @@ void rs_wake(void) {
 /* -- one socket ------------------------------------------------------------------------------------------------------ */
 
 bool rs_is_readable(struct rs_socket *rs) {
+    if (rs->datagram)
+        return rs_datagram_is_readable(rs);
     switch (rs->phase) {
     case RS_LISTENING: return rs_has_request(rs);
     case RS_HAS_STREAM: return rs_stream_unread(&rs->stream) || !rs_stream_may_receive(&rs->stream);
@@ -101,21 +103,28 @@ bool rs_is_readable(struct rs_socket *rs) {
 }
 
 bool rs_is_writable(struct rs_socket *rs) {
+    if (rs->datagram)
+        return rs_datagram_is_writable(rs);
     if (rs->phase != RS_HAS_STREAM)
         return rs->phase == RS_ENDED;
     return !rs_stream_may_send(&rs->stream) || (rs->is_established && rs_stream_is_writable(&rs->stream));
+}
+
+/* Bytes of a stream, or datagrams. */
+static uint64_t arrived_at(const struct rs_socket *rs) {
+    return rs->datagram ? rs->datagram->arrived : rs->stream.arrived;
 }
 
 /* Progress, and what has changed by it is told to other threads. */
 static bool progress(struct rs_socket *rs) {
     enum rs_phase phase = rs->phase;
     enum rs_state state = rs->stream.state;
-    uint64_t arrived = rs->stream.arrived;
-    bool was_writable = rs_is_writable(rs), has_done = rs_progress(rs);
+    uint64_t arrived = arrived_at(rs);
+    bool was_writable = rs_is_writable(rs), has_done = rs->datagram ? rs_datagram_progress(rs) : rs_progress(rs);
     if (!has_done)
         return false;
     rs_wake();
-    rs_tell(rs, rs->phase != phase || rs->stream.state != state || rs->stream.arrived != arrived ||
+    rs_tell(rs, rs->phase != phase || rs->stream.state != state || arrived_at(rs) != arrived ||
                     (!was_writable && rs_is_writable(rs)));
     return true;
 }
@@ -124,6 +133,8 @@ static bool progress(struct rs_socket *rs) {
 static void arm(struct rs_socket *rs) {
     struct ibv_cq *cq;
     void *context;
+    if (rs->datagram)
+        rs_datagram_arm(rs);
     if (!rs->cq)
         return;
     while (!ibv_get_cq_event(rs->comp_channel, &cq, &context))
@@ -131,10 +142,15 @@ static void arm(struct rs_socket *rs) {
     verbs_req_notify_cq(rs->cq, 0);
 }
 
+int rs_second_descriptor(const struct rs_socket *rs) {
+    return rs->datagram ? rs->datagram->epoll : rs->comp_channel ? rs->comp_channel->fd : -1;
+}
+
 /* The descriptors that tell of work for a socket: at most two; how many. */
 static nfds_t descriptors_of(const struct rs_socket *rs, struct pollfd *to) {
-    to[0] = (struct pollfd){.fd = rs->phase == RS_IDLE || rs->is_gone ? -1 : rs->fd, .events = POLLIN};
-    to[1] = (struct pollfd){.fd = rs->comp_channel && !rs->is_gone ? rs->comp_channel->fd : -1, .events = POLLIN};
+    bool has_channel = rs->datagram ? rs->datagram->epoll >= 0 : rs->phase != RS_IDLE && !rs->is_gone;
+    to[0] = (struct pollfd){.fd = has_channel ? rs->fd : -1, .events = POLLIN};
+    to[1] = (struct pollfd){.fd = rs->is_gone ? -1 : rs_second_descriptor(rs), .events = POLLIN};
     return 2;
 }
 
@@ -228,6 +244,8 @@ static short events_of(struct rs_socket *rs, short wanted) {
         found |= wanted & (POLLOUT | POLLWRNORM);
     if (rs->phase == RS_ENDED)
         found |= POLLERR | POLLHUP;
+    if (rs->datagram && rs->datagram->error)
+        found |= POLLERR;
     if (rs->phase == RS_HAS_STREAM && wanted & POLLRDHUP && !rs_stream_may_receive(&rs->stream))
         found |= POLLRDHUP;
     if (rs->phase != RS_HAS_STREAM || rs_stream_unread(&rs->stream))

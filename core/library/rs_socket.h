@@ -63,12 +63,15 @@ struct rs_socket {
     struct ibv_mr *control, *receiving, *sending;
     struct rs_mapped *mapped;
     double last_heard; /* seconds of rdmacm_now(): when something has arrived, or a probe was sent */
+    struct rs_datagram *datagram; /* of SOCK_DGRAM, which has no id and stays in RS_IDLE; else NULL */
 };
 
 /* -- sockets (rs_socket.c) ----------------------------------------------------------------------------------------- */
 
 /* A socket on a new channel, not in the table yet; NULL with errno. */
 struct rs_socket *rs_new(int domain);
+/* Whether an address is one of the socket's domain. */
+bool rs_is_right(const struct rs_socket *rs, const struct sockaddr *address, socklen_t length);
 /* Put it into the table; -1 with errno. */
 int rs_add(struct rs_socket *rs);
 /* The socket of a descriptor, for a call, with the lock; NULL with EBADF. */
@@ -115,6 +118,8 @@ void rs_wake(void);
 /* Do what there is to do, and have what comes next make a descriptor readable; the events that there are, with the
  * lock. */
 uint32_t rs_look(struct rs_socket *rs);
+/* The descriptor that tells of work beside that of the channel; -1: there is none. */
+int rs_second_descriptor(const struct rs_socket *rs);
 /* How long to sleep, in milliseconds; -1: for ever, which is a deadline of 0. */
 int rs_milliseconds_to(double deadline);
 
@@ -140,6 +145,8 @@ int rdma_notify(struct rdma_cm_id *id, enum ibv_event_type event);
 int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *(ibv_reg_mr)(struct ibv_pd *pd, void *address, size_t length, int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
+struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attributes);
+int ibv_destroy_ah(struct ibv_ah *ah);
 int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **context);
 void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count);
 

@@ -1,5 +1,5 @@
 /* rsocket(7): sending and receiving, and memory that the peer writes by its offset. */
-#include "rs_socket.h"
+#include "rs_datagram.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -45,13 +45,27 @@ static size_t total_of(const struct iovec *vectors, size_t count) {
 /* Nothing arrives any more: of what is no error, the end of the stream. */
 static int end_of(const struct rs_socket *rs) { return rs->stream.state == RS_FAILED ? ECONNRESET : 0; }
 
-static ssize_t receive(int fd, const struct iovec *vectors, size_t count, int flags) {
+/* `length` is minus an errno, or what a call on a datagram socket returns. */
+static ssize_t datagram_done(struct rs_socket *rs, ssize_t length) {
+    rs_leave(rs);
+    return length < 0 ? fail((int)-length) : length;
+}
+
+/* `message` is what is filled of a datagram socket. */
+static ssize_t receive(int fd, struct msghdr *message, int flags) {
     struct rs_socket *rs = rs_enter(fd);
+    const struct iovec *vectors = message->msg_iov;
+    size_t count = message->msg_iovlen;
     size_t total = total_of(vectors, count), moved = 0;
     bool waits_for_all = flags & MSG_WAITALL, peeks = flags & MSG_PEEK;
     int code;
     if (!rs)
         return -1;
+    if (rs->datagram)
+        return datagram_done(rs, rs_datagram_receive(rs, message, flags));
+    message->msg_namelen = 0;
+    message->msg_controllen = 0;
+    message->msg_flags = 0;
     if (flags & MSG_OOB)
         return done(rs, 0, EOPNOTSUPP);
     if (rs->phase != RS_HAS_STREAM && rs->phase != RS_CONNECTING)
@@ -74,32 +88,34 @@ static ssize_t receive(int fd, const struct iovec *vectors, size_t count, int fl
 }
 
 EXPORT ssize_t rrecv(int fd, void *data, size_t size, int flags) {
-    return receive(fd, &(struct iovec){.iov_base = data, .iov_len = size}, 1, flags);
+    struct iovec vector = {.iov_base = data, .iov_len = size};
+    return receive(fd, &(struct msghdr){.msg_iov = &vector, .msg_iovlen = 1}, flags);
 }
 
 int rgetpeername(int fd, struct sockaddr *address, socklen_t *length);
 
 EXPORT ssize_t rrecvfrom(int fd, void *data, size_t size, int flags, struct sockaddr *address, socklen_t *length) {
-    ssize_t moved = rrecv(fd, data, size, flags);
-    if (moved > 0 && address && length)
+    struct iovec vector = {.iov_base = data, .iov_len = size};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_name = length ? address : NULL,
+                             .msg_namelen = length ? *length : 0};
+    ssize_t moved = receive(fd, &message, flags);
+    if (moved < 0 || !message.msg_name)
+        return moved;
+    if (message.msg_namelen)
+        *length = message.msg_namelen;
+    else if (moved)
         rgetpeername(fd, address, length);
     return moved;
 }
 
-EXPORT ssize_t rrecvmsg(int fd, struct msghdr *message, int flags) {
-    ssize_t moved = receive(fd, message->msg_iov, message->msg_iovlen, flags);
-    if (moved < 0)
-        return -1;
-    message->msg_namelen = 0;
-    message->msg_controllen = 0;
-    message->msg_flags = 0;
-    return moved;
-}
+EXPORT ssize_t rrecvmsg(int fd, struct msghdr *message, int flags) { return receive(fd, message, flags); }
 
 EXPORT ssize_t rread(int fd, void *data, size_t size) { return rrecv(fd, data, size, 0); }
 
 EXPORT ssize_t rreadv(int fd, const struct iovec *vectors, int count) {
-    return count < 0 ? fail(EINVAL) : receive(fd, vectors, (size_t)count, 0);
+    if (count < 0)
+        return fail(EINVAL);
+    return receive(fd, &(struct msghdr){.msg_iov = (void *)(uintptr_t)vectors, .msg_iovlen = (size_t)count}, 0);
 }
 
 /* -- sending --------------------------------------------------------------------------------------------------------- */
@@ -122,12 +138,18 @@ static size_t send_one(struct rs_socket *rs, const uint8_t *data, size_t size, b
     return moved;
 }
 
-static ssize_t transmit(int fd, const struct iovec *vectors, size_t count, int flags) {
+/* Whether an address was given counts for a stream, which takes none. */
+static ssize_t transmit(int fd, const struct msghdr *message, int flags, bool has_address) {
     struct rs_socket *rs = rs_enter(fd);
-    size_t moved = 0;
+    const struct iovec *vectors = message->msg_iov;
+    size_t moved = 0, count = message->msg_iovlen;
     int code = 0;
     if (!rs)
         return -1;
+    if (rs->datagram)
+        return datagram_done(rs, rs_datagram_send(rs, message, flags));
+    if (has_address)
+        return done(rs, 0, EISCONN);
     if (flags & MSG_OOB)
         return done(rs, 0, EOPNOTSUPP);
     if (rs->phase != RS_HAS_STREAM && rs->phase != RS_CONNECTING)
@@ -137,25 +159,27 @@ static ssize_t transmit(int fd, const struct iovec *vectors, size_t count, int f
     return done(rs, moved, code);
 }
 
-EXPORT ssize_t rsend(int fd, const void *data, size_t size, int flags) {
-    return transmit(fd, &(struct iovec){.iov_base = (void *)(uintptr_t)data, .iov_len = size}, 1, flags);
-}
-
 EXPORT ssize_t rsendto(int fd, const void *data, size_t size, int flags, const struct sockaddr *address,
                        socklen_t length) {
-    return address || length ? fail(EISCONN) : rsend(fd, data, size, flags);
+    struct iovec vector = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
+    return transmit(fd, &(struct msghdr){.msg_iov = &vector, .msg_iovlen = 1, .msg_name = (void *)(uintptr_t)address,
+                                         .msg_namelen = length}, flags, address || length);
 }
+
+EXPORT ssize_t rsend(int fd, const void *data, size_t size, int flags) { return rsendto(fd, data, size, flags, NULL, 0); }
 
 EXPORT ssize_t rsendmsg(int fd, const struct msghdr *message, int flags) {
     if (message->msg_control && message->msg_controllen)
         return fail(EOPNOTSUPP);
-    return transmit(fd, message->msg_iov, message->msg_iovlen, flags);
+    return transmit(fd, message, flags, false);
 }
 
 EXPORT ssize_t rwrite(int fd, const void *data, size_t size) { return rsend(fd, data, size, 0); }
 
 EXPORT ssize_t rwritev(int fd, const struct iovec *vectors, int count) {
-    return count < 0 ? fail(EINVAL) : transmit(fd, vectors, (size_t)count, 0);
+    if (count < 0)
+        return fail(EINVAL);
+    return transmit(fd, &(struct msghdr){.msg_iov = (void *)(uintptr_t)vectors, .msg_iovlen = (size_t)count}, 0, false);
 }
 
 /* -- mapped memory --------------------------------------------------------------------------------------------------- */
@@ -175,6 +199,8 @@ static int64_t free_index(const struct rs_socket *rs) {
 static int map(struct rs_socket *rs, void *start, size_t size, int protection, off_t *offset) {
     int access = IBV_ACCESS_LOCAL_WRITE | (protection & PROT_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0) |
                  (protection & PROT_READ ? IBV_ACCESS_REMOTE_READ : 0);
+    if (rs->datagram)
+        return EOPNOTSUPP;
     if (rs->phase != RS_HAS_STREAM || rs->is_gone)
         return ENOTCONN;
     int64_t index = free_index(rs);

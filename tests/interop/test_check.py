@@ -74,7 +74,8 @@ def test_faults_of_rxe(guest: Guest, fault: str) -> None:
     assert rule in {each["rule"] for each in verdicts if each["level"] == "failed"}, done.output
 
 
-#: A router between both hosts, and what it does with packets to rxe: the type of its route, the rule, and the text.
+#: What a router between both hosts does with packets to rxe: the type of its route, the rule, and the text. The kernel
+#: does not limit the number of its ICMP errors.
 REJECTS = {
     "unreachable": ("A10", "10.0.3.1 reports that the host is unreachable"),
     "prohibit": ("C1", "10.0.3.1 reports that this is prohibited"),
@@ -90,6 +91,7 @@ ip -n way address add $SOFT4/24 dev vb
 for link in vb s1 lo; do ip -n way link set $link up; done
 ip -n soft link set s0 up
 ip netns exec way sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/icmp_ratelimit'
+echo 0 >/proc/sys/net/ipv4/route/error_cost
 ip -n soft route add default via 10.0.3.1
 ip route add 10.0.3.0/24 via $SOFT4
 """

@@ -1,10 +1,11 @@
-"""rsocket(7) for C programs: a program of the tests, and librdmacm's tools with each other and with those here."""
+"""rsocket(7) for C programs: programs of the tests, and librdmacm's tools with each other and with those here."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.run_programs import Runs, needs_headers
 from .test_tools import ADDRESSES, needs, started
 
 PARTS = ["vectors", "ends", "refused", "several", "duplex", "mapped", "arguments", "killed", "left", "hostile"]
+DATAGRAMS = ["messages", "connected", "anywhere", "refused", "several", "many", "restarted", "closed"]
 OURS = f"{sys.executable} -m rdmacm"
 
 
@@ -24,6 +26,14 @@ OURS = f"{sys.executable} -m rdmacm"
 def test_program_may(runs: Runs, what: str, mark: str) -> None:
     """``sockets.c`` says what each of these is."""
     assert runs("sockets", what) == "done\n"
+
+
+@pytest.mark.parametrize("family", ["4", "6"])
+@pytest.mark.parametrize("what", DATAGRAMS)
+@pytest.mark.parametrize("mark", [pytest.param("", marks=needs_headers)])
+def test_program_may_with_datagrams(runs: Runs, what: str, family: str, mark: str) -> None:
+    """``datagrams.c`` says what each of these is."""
+    assert runs("datagrams", what, family) == "done\n"
 
 
 @pytest.fixture
@@ -105,3 +115,36 @@ def test_rcopy(served: Server, environment: dict[str, str], tmp_path: Path) -> N
             printed, _ = asking.communicate(timeout=60)
         assert asking.returncode == 0, printed
     assert copy.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.slow
+@needs("udpong", "rdmacm-utils")
+@pytest.mark.parametrize("ends", ["udpong|udpong", "udpong|ours", "ours|udpong"])
+@pytest.mark.parametrize("arguments", ["-S 64 -C 200 -T echo", "-S 1000 -C 50"])
+def test_udpong(environment: dict[str, str], ends: str, arguments: str) -> None:
+    """Servers do not end by themselves, and librdmacm's says nothing: it listens once its port is taken."""
+    server, client = ends.split("|")
+    port = free_port()
+    serve = f"udpong -b 127.0.0.1 -p {port}" if server == "udpong" else f"{OURS} udpong -b 127.0.0.1 -p {port}"
+    ask = f"udpong -s 127.0.0.1 -p {port}" if client == "udpong" else f"{OURS} udpong 127.0.0.1 -p {port}"
+    with started(serve, environment) as serving:
+        eventually(lambda: is_bound(port) or serving.poll() is not None)
+        with started(f"{ask} {arguments}", environment) as asking:
+            printed, _ = asking.communicate(timeout=60)
+        assert asking.returncode == 0, printed[-2000:]
+        serving.terminate()
+        serving.communicate(timeout=60)
+    size, transfers = arguments.split()[1], 2 * 200 if "echo" in arguments else 50
+    assert printed.split("custom")[1].split()[:2] == [size, str(transfers)], printed
+
+
+def free_port() -> int:
+    """A UDP port that is free."""
+    with socket(AF_INET, SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_bound(port: int) -> bool:
+    """Whether a UDP socket has a port."""
+    return any(f":{port:04X} " in line for line in Path("/proc/net/udp").read_text().splitlines()[1:])

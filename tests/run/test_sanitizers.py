@@ -12,7 +12,7 @@ from rdmacm.run.command import environment_of
 from rdmacm.run.server import Server
 from support.run_programs import PROGRAMS, built_library, compile_program, needs_headers, output_of
 
-from .test_rsocket import PARTS
+from .test_rsocket import DATAGRAMS, PARTS
 
 pytestmark = [pytest.mark.slow, *needs_headers]
 
@@ -51,13 +51,16 @@ def test_exchanges(served: Server, tmp_path_factory: pytest.TempPathFactory, tmp
     assert output_of([str(program), "3", "15"], variables) == "done\n"
 
 
-def test_rsockets(served: Server, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kind: str) -> None:
-    library, program = instrumented(tmp_path_factory, kind), tmp_path / "sockets"
-    compile_program("sockets", program, library, *flags_of(kind))
+@pytest.mark.parametrize(("name", "parts"), [("sockets", PARTS), ("datagrams", DATAGRAMS)])
+def test_rsockets(
+    served: Server, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kind: str, name: str, parts: list[str]
+) -> None:
+    library, program = instrumented(tmp_path_factory, kind), tmp_path / name
+    compile_program(name, program, library, *flags_of(kind))
     variables = {**environment_of(str(library), served.path), **QUIET}
-    parts = [each for each in PARTS if each not in ("killed", "left")]  # a thread sanitizer does not like fork(2)
     for part in parts:
-        assert output_of([str(program), part], variables) == "done\n"
+        if part not in ("killed", "left"):  # a thread sanitizer does not like fork(2)
+            assert output_of([str(program), part], variables) == "done\n"
 
 
 def test_ordinary_sockets(served: Server, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
