@@ -181,17 +181,18 @@ static bool is_same(const struct rs_peer_key *one, const struct rs_peer_key *oth
     return !memcmp(one, other, sizeof *one);
 }
 
-static void deliver(struct rs_socket *rs, const struct rs_peer_key *source, uint32_t flow, const uint8_t *data,
+/* Whether the application gets it. */
+static bool deliver(struct rs_socket *rs, const struct rs_peer_key *source, uint32_t flow, const uint8_t *data,
                     size_t length) {
     struct rs_datagram *it = rs->datagram;
     size_t most = (size_t)rs->options.receive_buffer / RS_MOST_DATAGRAM;
     if (it->is_connected && !is_same(source, &it->peer))
-        return;
+        return false;
     if (it->letters_count >= (most ? most : 1)) /* as a queue of receives of the longest datagram has room */
-        return;
+        return false;
     struct rs_letter *letter = malloc(sizeof *letter + length);
     if (!letter)
-        return;
+        return false;
     letter->next = NULL;
     letter->source = rs_address_of(source, flow);
     letter->length = length;
@@ -200,6 +201,7 @@ static void deliver(struct rs_socket *rs, const struct rs_peer_key *source, uint
     it->last_letter = letter;
     it->letters_count++;
     it->arrived++;
+    return true;
 }
 
 static void take_message(struct rs_socket *rs, const struct rs_end *end, const uint8_t *message, size_t length) {
@@ -296,43 +298,44 @@ static void resolve(struct rs_socket *rs, struct rs_peer *peer) {
         resolution_ended(rs, resolution, NULL);
 }
 
-static void take_service(struct rs_socket *rs, const struct sockaddr_storage *source, const uint8_t *data, size_t length) {
+/* Whether anything has changed by a datagram. */
+static bool take_service(struct rs_socket *rs, const struct sockaddr_storage *source, const uint8_t *data, size_t length) {
     struct rs_datagram *it = rs->datagram;
     struct rs_peer_key key = rs_key_of(source);
     enum rs_service operation;
     uint32_t qpn;
     if (!rs_unpack_service(data, length, key.version, &operation, &qpn))
-        return;
+        return false;
     struct rs_peer *peer = rs_peers_use(&it->peers, &key);
     if (!peer)
-        return;
-    bool is_new = rs_peer_numbered(&it->peers, peer, qpn, rdmacm_now());
+        return false;
+    bool is_new = rs_peer_numbered(&it->peers, peer, qpn, rdmacm_now()), is_read = false;
     if (operation == RS_SERVICE_DATA) {
         size_t header = rs_service_length(key.version);
-        deliver(rs, &key, 0, data + header, length - header);
+        is_read = deliver(rs, &key, 0, data + header, length - header);
         const struct rs_end *end = end_for(rs, peer, source);
         if (end)
             send_service(it, end, RS_SERVICE_CONTROL, NULL, 0, source);
     }
     if (is_new)
         resolve(rs, peer);
+    return is_new || is_read;
 }
 
-/* Whether there was any datagram. */
+/* Whether anything has changed. Datagrams of which nothing comes are no progress, and so keep no call from its end. */
 static bool serve(struct rs_socket *rs) {
     struct rs_datagram *it = rs->datagram;
-    bool has_any = false;
+    bool has_changed = false;
     for (int i = 0; i < SERVED_AT_ONCE; i++) {
         struct sockaddr_storage source = {0};
         socklen_t size = sizeof source;
         ssize_t length = recvfrom(it->udp, it->buffer, MOST_UDP, 0, (struct sockaddr *)&source, &size);
         if (length < 0 && (errno == EAGAIN || errno == EBADF))
             break;
-        if (length >= 0 && source.ss_family == rs->domain)
-            take_service(rs, &source, it->buffer, (size_t)length);
-        has_any = true; /* an error is of an earlier datagram, which had no receiver */
+        if (length >= 0 && source.ss_family == rs->domain) /* an error is of an earlier datagram, without a receiver */
+            has_changed |= take_service(rs, &source, it->buffer, (size_t)length);
     }
-    return has_any;
+    return has_changed;
 }
 
 /* -- events ---------------------------------------------------------------------------------------------------------- */

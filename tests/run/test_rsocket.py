@@ -17,7 +17,7 @@ from support.run_programs import Runs, needs_headers
 from .test_tools import ADDRESSES, needs, started
 
 PARTS = ["vectors", "ends", "refused", "several", "duplex", "mapped", "arguments", "killed", "left", "hostile"]
-DATAGRAMS = ["messages", "connected", "anywhere", "refused", "several", "many", "restarted", "closed"]
+DATAGRAMS = ["messages", "connected", "anywhere", "refused", "several", "many", "restarted", "closed", "flooded"]
 OURS = f"{sys.executable} -m rdmacm"
 
 

@@ -285,12 +285,47 @@ static void closed(void) {
     CHECK(!rclose(one) && !pthread_join(thread, NULL) && !rclose(other));
 }
 
+/* Calls end, and others are heard, while somebody sends what is no message of the protocol, and messages that lie. */
+static bool is_flooding;
+
+static void *flood(void *unused) {
+    uint8_t bytes[64] = {0x55, 0x55, 0x55, 0x55, family == AF_INET ? 4 : 6, 0, family == AF_INET ? 16 : 28};
+    int fd = socket(family, SOCK_DGRAM, 0);
+    CHECK(fd >= 0);
+    for (unsigned i = 0; __atomic_load_n(&is_flooding, __ATOMIC_RELAXED); i++) {
+        memcpy(bytes + 8, &i, sizeof i); /* another queue pair each time */
+        bytes[0] = i & 1 ? 0x55 : 0;
+        sendto(fd, bytes, sizeof bytes, 0, &of_one.any, address_length);
+    }
+    close(fd);
+    return unused;
+}
+
+static void flooded(void) {
+    pthread_t thread;
+    char data[100];
+    make_pair();
+    is_flooding = true;
+    CHECK(!pthread_create(&thread, NULL, flood, NULL));
+    struct pollfd writable = {.fd = one, .events = POLLOUT};
+    for (int i = 0; i < 200; i++) {
+        CHECK(rrecv(one, data, sizeof data, MSG_DONTWAIT) >= 0 || errno == EAGAIN);
+        CHECK(rpoll(&writable, 1, 0) == 1);
+        send_to(one, &of_other, "ping");
+        gets(other, &of_one, "ping");
+    }
+    __atomic_store_n(&is_flooding, false, __ATOMIC_RELAXED);
+    CHECK(!pthread_join(thread, NULL));
+    close_both();
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
         void (*run)(void);
     } parts[] = {{"messages", messages}, {"connected", connected}, {"anywhere", anywhere}, {"refused", refused},
-                 {"several", several},   {"many", many},           {"restarted", restarted}, {"closed", closed}};
+                 {"several", several},   {"many", many},           {"restarted", restarted}, {"closed", closed},
+                 {"flooded", flooded}};
     family = count > 2 && !strcmp(arguments[2], "6") ? AF_INET6 : AF_INET;
     address_length = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
     loopback.any.sa_family = (sa_family_t)family;
