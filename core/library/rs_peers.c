@@ -1,7 +1,7 @@
 /* The datagram protocol of rsocket(7), without system calls: rs_peers.h. */
+#include "rs_bytes.h"
 #include "rs_peers.h"
 
-#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,28 +11,6 @@ enum { TAG = 0x55555555, NUMBER_MASK = 0xFFFFFF };
 static const double confirm_time = 10;
 
 /* -- headers --------------------------------------------------------------------------------------------------------- */
-
-static void put16(uint8_t *bytes, uint16_t value) {
-    value = htobe16(value);
-    memcpy(bytes, &value, sizeof value);
-}
-
-static void put32(uint8_t *bytes, uint32_t value) {
-    value = htobe32(value);
-    memcpy(bytes, &value, sizeof value);
-}
-
-static uint16_t get16(const uint8_t *bytes) {
-    uint16_t value;
-    memcpy(&value, bytes, sizeof value);
-    return be16toh(value);
-}
-
-static uint32_t get32(const uint8_t *bytes) {
-    uint32_t value;
-    memcpy(&value, bytes, sizeof value);
-    return be32toh(value);
-}
 
 static size_t address_length(unsigned version) { return version == 4 ? 4 : 16; }
 

@@ -1,7 +1,7 @@
 /* The stream protocol of rsocket(7), without system calls: rs_stream.h. */
+#include "rs_bytes.h"
 #include "rs_stream.h"
 
-#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,28 +26,6 @@ static uint32_t decoded_size(uint8_t code) { return code <= EXACT_SIZES ? code :
 
 uint32_t rs_table_size(uint32_t wanted) {
     return decoded_size(encoded_size(wanted < RS_MOST_MAPPINGS ? wanted : RS_MOST_MAPPINGS));
-}
-
-static void put32(uint8_t *bytes, uint32_t value) {
-    value = htobe32(value);
-    memcpy(bytes, &value, sizeof value);
-}
-
-static void put64(uint8_t *bytes, uint64_t value) {
-    value = htobe64(value);
-    memcpy(bytes, &value, sizeof value);
-}
-
-static uint32_t get32(const uint8_t *bytes) {
-    uint32_t value;
-    memcpy(&value, bytes, sizeof value);
-    return be32toh(value);
-}
-
-static uint64_t get64(const uint8_t *bytes) {
-    uint64_t value;
-    memcpy(&value, bytes, sizeof value);
-    return be64toh(value);
 }
 
 static void pack_target(uint8_t *bytes, const struct rs_target *target) {

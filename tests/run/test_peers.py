@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-import subprocess
 
-import hatch_build
 import pytest
 
 from rdmacm.proto.rsocket.headers import (
@@ -18,7 +16,7 @@ from rdmacm.proto.rsocket.headers import (
 )
 from rdmacm.proto.rsocket.peers import MAX_PEERS, PeerAction, PeerKey, PeerState, PeerTable
 from rdmacm.proto.wire import WireError
-from support.run_programs import PROGRAMS, needs_headers
+from support.run_programs import engine_of, needs_headers
 
 pytestmark = needs_headers
 
@@ -46,11 +44,7 @@ class CKey(ctypes.Structure):
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The functions of ``peers.c``."""
-    target = tmp_path_factory.mktemp("peers") / "peers.so"
-    options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
-    options += [f"-I{hatch_build.SOURCES / 'library'}", "-o", str(target)]
-    subprocess.run(["gcc", *options, str(PROGRAMS / "peers.c")], check=True)
-    library = ctypes.CDLL(str(target))
+    library = engine_of("peers", tmp_path_factory)
     library.make.restype = ctypes.c_void_p
     library.sends.restype = ctypes.c_int64
     for name in ("rs_pack_service", "rs_pack_source"):

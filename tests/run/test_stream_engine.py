@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import random
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
-import hatch_build
 import pytest
 
 from rdmacm.proto.rsocket.engine import Fault, StreamEngine, Work
@@ -25,7 +23,7 @@ from rdmacm.proto.rsocket.messages import (
 )
 from rdmacm.proto.rsocket.states import State, Trigger
 from rdmacm.proto.wire import WireError
-from support.run_programs import PROGRAMS, needs_headers
+from support.run_programs import engine_of, needs_headers
 
 pytestmark = needs_headers
 
@@ -57,11 +55,7 @@ POST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(CWork))
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The functions of ``stream.c``."""
-    target = tmp_path_factory.mktemp("engine") / "stream.so"
-    options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
-    options += [f"-I{hatch_build.SOURCES / 'library'}", "-o", str(target)]
-    subprocess.run(["gcc", *options, str(PROGRAMS / "stream.c")], check=True)
-    library = ctypes.CDLL(str(target))
+    library = engine_of("stream", tmp_path_factory)
     library.make.restype = ctypes.c_void_p
     for name in ("rs_stream_write", "rs_stream_peek", "rs_stream_write_mapped", "unread_in"):
         getattr(library, name).restype = ctypes.c_size_t

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -49,6 +50,15 @@ def compile_program(name: str, target: Path, library: Path, *flags: str) -> None
     links = [f"-L{library}", *(f"-l:{each}" for each in LIBRARIES)]
     command = ["gcc", "-O1", "-w", "-pthread", *flags, "-o", str(target), str(PROGRAMS / f"{name}.c"), *links]
     subprocess.run(command, check=True)
+
+
+def engine_of(name: str, factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """An engine of the library that a file of ``programs`` gives to Python. Undefined behaviour ends the process."""
+    target = factory.mktemp(name) / f"{name}.so"
+    options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
+    options += [f"-I{hatch_build.SOURCES / 'library'}", "-o", str(target)]
+    subprocess.run(["gcc", *options, str(PROGRAMS / f"{name}.c")], check=True)
+    return ctypes.CDLL(str(target))
 
 
 def output_of(command: list[str], environment: dict[str, str]) -> str:
