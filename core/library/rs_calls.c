@@ -106,8 +106,10 @@ EXPORT int rgetsockname(int fd, struct sockaddr *address, socklen_t *length) {
     if (!rs)
         return -1;
     struct sockaddr_storage name;
-    int code = rs->datagram ? rs_datagram_name(rs, false, &name) : 0;
-    if (!rs->datagram)
+    int code = 0;
+    if (rs->datagram)
+        code = rs_datagram_name(rs, false, &name);
+    else
         name = rs->id->route.addr.src_storage;
     name.ss_family = (sa_family_t)rs->domain; /* of one that is not bound */
     if (!code)
@@ -143,7 +145,7 @@ static int start_connecting(struct rs_socket *rs, const struct sockaddr *address
     if (!rs_is_right(rs, address, length))
         return EINVAL;
     memcpy(&copy, address, cm_address_length(address));
-    if (rdma_resolve_addr(rs->id, NULL, (struct sockaddr *)&copy, 2000))
+    if (rdma_resolve_addr(rs->id, NULL, (struct sockaddr *)&copy, RS_RESOLVE_TIMEOUT))
         return errno;
     rs->phase = RS_CONNECTING;
     return 0;

@@ -9,7 +9,6 @@
 
 enum {
     AT_ONCE = 32, /* completions */
-    RESOLVE_TIMEOUT = 2000, /* milliseconds, of an address and of a route */
     MOST_RETRIES = 7,
     LEAST_INLINE = RS_TARGET_LENGTH,
 };
@@ -276,7 +275,7 @@ static void connect_now(struct rs_socket *rs) {
 
 static int resolve_route(struct rs_socket *rs) {
     return rs->route ? rdma_set_option(rs->id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, rs->route, rs->route_size)
-                     : rdma_resolve_route(rs->id, RESOLVE_TIMEOUT);
+                     : rdma_resolve_route(rs->id, RS_RESOLVE_TIMEOUT);
 }
 
 static int error_of(const struct rdma_cm_event *event) {

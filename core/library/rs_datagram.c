@@ -13,7 +13,6 @@
 enum {
     AT_ONCE = 32,         /* completions */
     SERVED_AT_ONCE = 64,  /* datagrams of the UDP socket */
-    RESOLVE_TIMEOUT = 2000, /* milliseconds, of an address and of a route */
     PORT_TRIES = 16,        /* free UDP ports, of which one is to be free as a port of rdma_cm, too */
     HOP_LIMIT = 64,
     MOST_UDP = 1 << 16,
@@ -100,9 +99,7 @@ static struct rs_end *end_of(struct rs_socket *rs, const struct sockaddr_storage
     struct epoll_event event = {.events = EPOLLIN};
     struct rs_end *end = rs_end_open(rs, address);
     if (end && epoll_ctl(it->epoll, EPOLL_CTL_ADD, end->comp_channel->fd, &event)) {
-        int code = errno;
         rs_end_close(end);
-        errno = code;
         return NULL;
     }
     if (end) {
@@ -146,11 +143,31 @@ static void close_resolution(struct rs_resolution *resolution) {
     free(resolution);
 }
 
+/* The way to a peer is known, or `ah` is NULL: it cannot be found. */
+static void resolution_ended(struct rs_socket *rs, struct rs_resolution *resolution, struct ibv_ah *ah) {
+    struct rs_datagram *it = rs->datagram;
+    struct rs_resolution **at = &it->resolutions;
+    while (*at != resolution)
+        at = &(*at)->next;
+    *at = resolution->next;
+    struct rs_peer *peer = rs_peers_find(&it->peers, &resolution->key);
+    struct way *way = peer && ah ? malloc(sizeof *way) : NULL;
+    if (peer && way) {
+        drop_way(peer);
+        *way = (struct way){.end = resolution->end, .ah = ah};
+        peer->way = way;
+    } else if (ah) {
+        ibv_destroy_ah(ah);
+    }
+    if (peer)
+        rs_peer_resolved(&it->peers, peer, way);
+    close_resolution(resolution);
+}
+
 /* A queue pair is of no use any more; the next datagram gets a new one. */
 static void fail_end(struct rs_socket *rs, struct rs_end *end, int error) {
     struct rs_datagram *it = rs->datagram;
     struct rs_end **at = &it->ends;
-    struct rs_resolution **each = &it->resolutions;
     while (*at != end)
         at = &(*at)->next;
     *at = end->next;
@@ -160,17 +177,10 @@ static void fail_end(struct rs_socket *rs, struct rs_end *end, int error) {
             drop_way(peer);
             rs_peer_resolved(&it->peers, peer, false);
         }
-    while (*each) {
-        struct rs_resolution *resolution = *each;
-        if (resolution->end != end) {
-            each = &resolution->next;
-            continue;
-        }
-        *each = resolution->next;
-        struct rs_peer *peer = rs_peers_find(&it->peers, &resolution->key);
-        if (peer)
-            rs_peer_resolved(&it->peers, peer, false);
-        close_resolution(resolution);
+    for (struct rs_resolution *each = it->resolutions, *next; each; each = next) {
+        next = each->next;
+        if (each->end == end)
+            resolution_ended(rs, each, NULL);
     }
     rs_end_close(end);
 }
@@ -210,7 +220,7 @@ static void take_message(struct rs_socket *rs, const struct rs_end *end, const u
     uint32_t flow;
     if (!rs_unpack_source(message, length, own.version, &source, &flow))
         return;
-    source.scope = source.version == 6 && source.address[0] == 0xFE && (source.address[1] & 0xC0) == 0x80 ? own.scope : 0;
+    source.scope = source.version == 6 && rdmacm_is_link_local(source.address) ? own.scope : 0;
     struct rs_peer *peer = rs_peers_find(&it->peers, &source);
     if (peer)
         peer->heard = rdmacm_now();
@@ -258,26 +268,6 @@ static int send_service(const struct rs_datagram *it, const struct rs_end *end, 
     return sendmsg(it->udp, &message, MSG_NOSIGNAL) < 0 ? errno : 0;
 }
 
-static void resolution_ended(struct rs_socket *rs, struct rs_resolution *resolution, struct ibv_ah *ah) {
-    struct rs_datagram *it = rs->datagram;
-    struct rs_resolution **at = &it->resolutions;
-    while (*at != resolution)
-        at = &(*at)->next;
-    *at = resolution->next;
-    struct rs_peer *peer = rs_peers_find(&it->peers, &resolution->key);
-    struct way *way = peer && ah ? malloc(sizeof *way) : NULL;
-    if (peer && way) {
-        drop_way(peer);
-        *way = (struct way){.end = resolution->end, .ah = ah};
-        peer->way = way;
-    } else if (ah) {
-        ibv_destroy_ah(ah);
-    }
-    if (peer)
-        rs_peer_resolved(&it->peers, peer, way);
-    close_resolution(resolution);
-}
-
 static void resolve(struct rs_socket *rs, struct rs_peer *peer) {
     struct rs_datagram *it = rs->datagram;
     struct sockaddr_storage to = rs_address_of(&peer->key, 0), from;
@@ -294,7 +284,7 @@ static void resolve(struct rs_socket *rs, struct rs_peer *peer) {
     from = end->address;
     *rs_port_in(&from) = 0;
     if (rdma_create_id(rs->channel, &resolution->id, resolution, RDMA_PS_UDP) ||
-        rdma_resolve_addr(resolution->id, (struct sockaddr *)&from, (struct sockaddr *)&to, RESOLVE_TIMEOUT))
+        rdma_resolve_addr(resolution->id, (struct sockaddr *)&from, (struct sockaddr *)&to, RS_RESOLVE_TIMEOUT))
         resolution_ended(rs, resolution, NULL);
 }
 
@@ -364,7 +354,7 @@ static void take_event(struct rs_socket *rs, enum rdma_cm_event_type type, const
     struct rs_resolution *resolution = it->resolutions;
     while (resolution && resolution->id != id)
         resolution = resolution->next;
-    if (!resolution || (type == RDMA_CM_EVENT_ADDR_RESOLVED && !rdma_resolve_route(resolution->id, RESOLVE_TIMEOUT)))
+    if (!resolution || (type == RDMA_CM_EVENT_ADDR_RESOLVED && !rdma_resolve_route(resolution->id, RS_RESOLVE_TIMEOUT)))
         return;
     resolution_ended(rs, resolution, type == RDMA_CM_EVENT_ROUTE_RESOLVED ? handle_for(resolution) : NULL);
 }
@@ -587,8 +577,6 @@ static size_t scatter(const struct rs_letter *letter, const struct iovec *vector
     return at;
 }
 
-static bool is_patient(const struct rs_socket *rs, int flags) { return !rs->is_nonblocking && !(flags & MSG_DONTWAIT); }
-
 ssize_t rs_datagram_receive(struct rs_socket *rs, struct msghdr *message, int flags) {
     struct rs_datagram *it = rs->datagram;
     socklen_t room = message->msg_namelen;
@@ -599,7 +587,7 @@ ssize_t rs_datagram_receive(struct rs_socket *rs, struct msghdr *message, int fl
         return -EOPNOTSUPP;
     int code = rs_datagram_open(rs, NULL);
     if (!code)
-        code = rs_wait(rs, rs_is_readable, !is_patient(rs, flags), rs_deadline(&rs->options.receive_timeout));
+        code = rs_wait(rs, rs_is_readable, !rs_is_patient(rs, flags), rs_deadline(&rs->options.receive_timeout));
     if (!code && it->error)
         code = rs_datagram_take_error(rs);
     if (code || !it->letters)
@@ -637,7 +625,7 @@ static int try_to_send(struct rs_socket *rs, const struct iovec *vectors, size_t
     if (rs_peer_send(&it->peers, peer, rdmacm_now()) && peer->way)
         return rs_end_send(((struct way *)peer->way)->end, ((struct way *)peer->way)->ah, peer->qpn, vectors, count);
     int code = send_service(it, end, RS_SERVICE_DATA, vectors, count, to);
-    if (code == EAGAIN && is_patient(rs, 0)) { /* the queue pairs may have room: so this is not waited for in rs_wait() */
+    if (code == EAGAIN && rs_is_patient(rs, 0)) { /* the queue pairs may have room: so this is not waited for in rs_wait() */
         struct pollfd writable = {.fd = it->udp, .events = POLLOUT};
         poll(&writable, 1, 1);
     }
@@ -670,8 +658,8 @@ ssize_t rs_datagram_send(struct rs_socket *rs, const struct msghdr *message, int
         code = try_to_send(rs, message->msg_iov, message->msg_iovlen, size, &to);
         if (code != EAGAIN)
             break;
-        code = rs_wait(rs, rs_is_writable, !is_patient(rs, flags), deadline);
-        if (!code && (!is_patient(rs, flags) || (deadline && rdmacm_now() >= deadline)))
+        code = rs_wait(rs, rs_is_writable, !rs_is_patient(rs, flags), deadline);
+        if (!code && (!rs_is_patient(rs, flags) || (deadline && rdmacm_now() >= deadline)))
             code = EAGAIN;
     }
     return code ? -code : (ssize_t)size;

@@ -62,6 +62,7 @@ void rs_end_post_receive(struct rs_end *end, uint32_t slot) {
 }
 
 void rs_end_close(struct rs_end *end) {
+    int code = errno;
     if (end->id && end->id->qp)
         rdma_destroy_qp(end->id);
     if (end->mr)
@@ -78,6 +79,7 @@ void rs_end_close(struct rs_end *end) {
         munmap(end->memory, (size_t)(end->receives + end->sends) * RS_SLOT);
     free(end->free_slots);
     free(end);
+    errno = code;
 }
 
 static uint32_t fitted(int queue, int buffer, int most) {
@@ -172,9 +174,7 @@ struct rs_end *rs_end_open(struct rs_socket *rs, const struct sockaddr_storage *
         !rdma_bind_addr(end->id, (struct sockaddr *)&end->address) && !open_queue_pair(end, &rs->options) &&
         !open_slots(end) && !verbs_req_notify_cq(end->cq, 0))
         return end;
-    int code = errno;
     rs_end_close(end);
-    errno = code;
     return NULL;
 }
 

@@ -34,6 +34,7 @@ bool rs_is_any(const struct sockaddr_storage *address);
 
 /* NULL with errno. */
 struct rs_end *rs_end_open(struct rs_socket *rs, const struct sockaddr_storage *address);
+/* errno stays as it is. */
 void rs_end_close(struct rs_end *end);
 void rs_end_post_receive(struct rs_end *end, uint32_t slot);
 /* 0 or an errno: EAGAIN, there is no slot. */

@@ -8,6 +8,8 @@
 
 #include <poll.h>
 
+enum { RS_RESOLVE_TIMEOUT = 2000 }; /* milliseconds, of an address and of a route */
+
 enum { RS_SOL_RDMA = 0x10000, RS_SQSIZE = 0, RS_RQSIZE, RS_INLINE, RS_IOMAPSIZE, RS_ROUTE };
 
 /* Those of a listener are copied to the sockets that it accepts. */
@@ -111,6 +113,10 @@ rs_condition rs_is_readable, rs_is_writable;
 /* Wait for a condition, with the lock, which is left meanwhile; 0 or an errno: EAGAIN, EINTR, EBADF. `deadline` is one
  * of rdmacm_now(); 0: none. */
 int rs_wait(struct rs_socket *rs, rs_condition *is_met, bool is_nonblocking, double deadline);
+/* Whether a call with flags waits. */
+static inline bool rs_is_patient(const struct rs_socket *rs, int flags) {
+    return !rs->is_nonblocking && !(flags & MSG_DONTWAIT);
+}
 /* When a call that begins now has waited for long enough. */
 double rs_deadline(const struct timeval *timeout);
 /* Other threads look again. */

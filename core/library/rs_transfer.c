@@ -12,8 +12,6 @@ static ssize_t done(struct rs_socket *rs, size_t moved, int code) {
     return moved || !code ? (ssize_t)moved : fail(code);
 }
 
-static bool is_patient(const struct rs_socket *rs, int flags) { return !rs->is_nonblocking && !(flags & MSG_DONTWAIT); }
-
 /* -- receiving ------------------------------------------------------------------------------------------------------- */
 
 /* Copy what there is after the first `skip` bytes into vectors; how many bytes. */
@@ -72,7 +70,7 @@ static ssize_t receive(int fd, struct msghdr *message, int flags) {
         return done(rs, 0, ENOTCONN);
     double deadline = rs_deadline(&rs->options.receive_timeout);
     do {
-        code = total ? rs_wait(rs, rs_is_readable, !is_patient(rs, flags), deadline) : 0;
+        code = total ? rs_wait(rs, rs_is_readable, !rs_is_patient(rs, flags), deadline) : 0;
         if (!code && rs->phase != RS_HAS_STREAM)
             code = ENOTCONN;
         if (code || !total)
@@ -155,7 +153,7 @@ static ssize_t transmit(int fd, const struct msghdr *message, int flags, bool ha
     if (rs->phase != RS_HAS_STREAM && rs->phase != RS_CONNECTING)
         return done(rs, 0, ENOTCONN);
     for (size_t i = 0; i < count && !code; i++)
-        moved += send_one(rs, vectors[i].iov_base, vectors[i].iov_len, is_patient(rs, flags), &code);
+        moved += send_one(rs, vectors[i].iov_base, vectors[i].iov_len, rs_is_patient(rs, flags), &code);
     return done(rs, moved, code);
 }
 
@@ -272,7 +270,7 @@ EXPORT size_t riowrite(int fd, const void *data, size_t size, off_t offset, int 
     if (rs->phase != RS_HAS_STREAM && rs->phase != RS_CONNECTING)
         return (size_t)done(rs, 0, ENOTCONN);
     while (!code && moved < size) {
-        code = rs_wait(rs, may_write_mapped, !is_patient(rs, flags), 0);
+        code = rs_wait(rs, may_write_mapped, !rs_is_patient(rs, flags), 0);
         if (!code && rs->phase != RS_HAS_STREAM)
             code = ENOTCONN;
         else if (!code && !rs_stream_may_send(&rs->stream))

@@ -28,8 +28,9 @@ class Neighbours:
     """The questions of a capture, each as a connection of kind ARP or ND from who asks to who is asked for."""
 
     def __init__(self) -> None:
-        #: By the addresses of both, one behind the other; without those that got an answer.
-        self._asked: dict[Pair, Connection] = {}
+        #: By who is asked for, and by who asks; without those that got an answer.
+        self._asked: dict[bytes, dict[bytes, Connection]] = {}
+        self._count = 0
 
     def arp(self, now: int, data: bytes, at: int, end: int) -> bool:
         """A packet of ARP. False if it is none."""
@@ -56,19 +57,21 @@ class Neighbours:
 
     def unanswered(self) -> list[Connection]:
         """The questions that were repeated, and got no answer that the capture has."""
-        return [each for each in self._asked.values() if each.sent["question"] > 1]
+        return [each for asked in self._asked.values() for each in asked.values() if each.sent["question"] > 1]
 
     def _ask(self, kind: str, now: int, sender: bytes, target: bytes) -> None:
-        pair = sender + target
-        found = self._asked.get(pair)
+        found = self._asked.get(target, {}).get(sender)
+        if found is None:
+            if self._count == _MOST:
+                self._is_there(next(iter(self._asked)))
+            self._count += 1
         if found is None or now - found.last > _REPEATED:
-            if found is None and len(self._asked) == _MOST:
-                del self._asked[next(iter(self._asked))]
-            found = self._asked[pair] = Connection(kind, (End(sender), End(target)), now, now, first_request=now)
+            found = Connection(kind, (End(sender), End(target)), now, now, first_request=now)
+            self._asked.setdefault(target, {})[sender] = found
         found.count("question")
         found.last = found.last_request = now
         found.note(now, 0, kind, f"who has {address_text(target)}?", (kind,))
 
     def _is_there(self, address: bytes) -> None:
-        for pair in [pair for pair, each in self._asked.items() if each.ends[1].address == address]:
-            del self._asked[pair]
+        """Forget the questions for an address."""
+        self._count -= len(self._asked.pop(address, ()))

@@ -189,8 +189,6 @@ class CQ(Resource):
         self._unacked += 1
         return not self._closed
 
-    _may_refuse = True
-
     def _check_close(self) -> None:
         super()._check_close()
         if self._unacked:

@@ -164,8 +164,6 @@ class MR(InDomain):
             return self._closed_error(step)
         return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length} bytes", step)
 
-    _may_refuse = True
-
     def _check_close(self) -> None:
         super()._check_close()
         self.backend.dereg()  # refused while a window is bound, which only the device knows

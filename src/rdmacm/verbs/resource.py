@@ -44,8 +44,6 @@ class Resource:
     _is_needed = True
     #: Whether something in the provider stays until it is closed, so that a forgotten one makes a ResourceWarning.
     _warns = True
-    #: Whether :meth:`_check_close` may refuse to close it for other reasons than its dependents.
-    _may_refuse = False
 
     def _make(self, step: str, needs: tuple[Resource, ...], create: Callable[[], T]) -> T:
         """Become a dependent of ``needs``, then call ``create`` and return its result; undo the first if it fails."""
