@@ -60,6 +60,30 @@ def test_a_read_without_a_known_mtu_is_followed_by_anything() -> None:
     assert (forth.lost, forth.operations["READ"].octets, back.octets, connection.mtu) == (0, 5 * MTU, 5 * MTU, MTU)
 
 
+def test_an_acknowledgement_that_is_asked_for_was_lost() -> None:
+    def probe(psn: int) -> None:
+        wire.packet(0, Opcode.RC_RDMA_WRITE_ONLY, psn, bytes(16))
+
+    wire = Wire()
+    wire.send(0, PSN_A)
+    wire.ack(1, PSN_A)
+    probe(PSN_A)  # the other end may be gone
+    wire.send(0, PSN_A + 1)
+    wire.ack(1, PSN_A + 1)  # lost behind the capture
+    probe(PSN_A)
+    probe(PSN_A)
+    wire.ack(1, PSN_A + 1)
+    wire.send(0, PSN_A + 2)  # lost behind the capture
+    probe(PSN_A + 1)
+    wire.send(0, PSN_A + 2)  # for the same reason
+    wire.ack(1, PSN_A + 2)
+    wire.send(0, PSN_A + 3)
+    wire.ack(1, PSN_A + 3, 1 << 5)
+    probe(PSN_A + 2)  # the other end is not ready for it
+    forth, back = halves(found(wire)[0])
+    assert (forth.lost, forth.repeated, back.lost) == (2, 1, 0)
+
+
 def test_halves_without_a_handshake_find_each_other() -> None:
     wire = Wire()
     # Both directions send before either acknowledges.

@@ -4,7 +4,7 @@ A half sees requests of its own end, numbered by PSN, and the responses to reque
 PSNs of those. What is missing, repeated, outstanding and acknowledged follows from the order of the PSNs.
 
 A PSN that a capture lacks was lost before the place of the capture, unless it comes later. A PSN that comes a second
-time was lost behind that place, or its acknowledgement was.
+time was lost behind that place, or its acknowledgement was; so it is with a PSN whose acknowledgement is asked for.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ class Direction:
         self.rounds: int = 0
         self.stuck_wire: int = 0
         self._repeat = -1
+        #: The last PSN whose acknowledgement was asked for, and lacking.
+        self._probed = -1
         #: How often, up to now, the same responses to a READ were asked for again, though the capture has had them.
         self.asked_again: int = 0
         self._asked = -1
@@ -178,7 +180,8 @@ class Direction:
             ahead = psn - expected & PSN_MASK
             if ahead >= PSN_HALF:
                 if not size and kind == ONLY and not self._is_waited_for(psn):
-                    return  # a probe, which asks whether the other end is still there
+                    self._probe(psn)
+                    return
                 if self._is_repeat(psn, wire):
                     self._repeated(psn)
                     if kind == QUERY and OPERATION_NAMES[opcode] == "READ":
@@ -197,6 +200,15 @@ class Direction:
         """Whether a request is one of those without an acknowledgement."""
         oldest = self.outstanding[0] if self.outstanding else self.current
         return oldest is not None and (psn - oldest.first & PSN_MASK) < PSN_HALF
+
+    def _probe(self, psn: int) -> None:
+        """A request that only asks for an acknowledgement; the PSN before the first that its sender has none of."""
+        lacks = psn + 1 & PSN_MASK
+        rnr = self.reverse.rnr if self.reverse else 0
+        # One with the last PSN asks whether the other end is still there.
+        if rnr == self._rnr_before and lacks not in (self.next_psn, self._probed):
+            self.resends += 1
+            self._probed = lacks
 
     def _advance(self, psn: int, steps: int) -> None:
         # Without an MTU, the number of responses of a READ is not known, nor the PSN that follows.
@@ -278,8 +290,8 @@ class Direction:
                 self.rounds += 1
                 self.stuck_wire = wire
             rnr = self.reverse.rnr if self.reverse else 0
-            # What a receiver was not ready for was not lost.
-            if seen and rnr == self._rnr_before:
+            # What a receiver was not ready for was not lost, and a probe has counted what it asked for.
+            if seen and rnr == self._rnr_before and psn != self._probed:
                 self.resends += 1
             self._rnr_before = rnr
         self._repeat = psn
