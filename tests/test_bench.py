@@ -151,7 +151,7 @@ def test_connection_takes_few_calls() -> None:
     done = run(str(ROOT / "bench" / "connections.py"), "50", "--window", "16", "--calls", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    for side, most in (("client", 270), ("server", 265)):
+    for side, most in (("client", 258), ("server", 250)):
         end = found[side]
         assert 100 < end["python"] - end["turns"] < most, (side, end["rooms"])
 

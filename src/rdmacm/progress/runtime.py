@@ -166,12 +166,16 @@ class Runtime:
         self.errors: InternalErrors = InternalErrors()
         #: The provider's input and output, from :meth:`attach` on.
         self.driver: Driver
+        #: What :meth:`filenos` returns; None where it may have changed.
+        self._filenos: tuple[int, ...] | None = None
         #: The calls of :meth:`call_at`.
         self._timers = Timers(self._timer_raised)
         #: The deadline that the timer descriptors of ``pollables`` are set for, in seconds; infinity for none.
         self._armed_for = inf
         #: Channels, completion queues and queries in progress. The descriptors are closed with the last one.
         self._users: dict[object, None] = {}
+        #: Whether there is a user, and so the descriptors are open.
+        self.in_use: bool = False
         #: Polls in a row without a packet.
         self._empty_polls = 0
 
@@ -240,7 +244,10 @@ class Runtime:
 
     def filenos(self) -> tuple[int, ...]:
         """Descriptors that poll readable when :meth:`progress` has something to do."""
-        return self.driver.filenos()
+        found = self._filenos
+        if found is None:
+            found = self._filenos = self.driver.filenos()
+        return found
 
     # -- timers ---------------------------------------------------------------------------------------
 
@@ -283,6 +290,7 @@ class Runtime:
 
     def descriptors_changed(self) -> None:
         """The descriptors of :meth:`filenos` have changed. The lock is held."""
+        self._filenos = None
         for pollable in self.pollables:
             pollable.watch()
         self._wake_all()
@@ -298,20 +306,17 @@ class Runtime:
         with self.lock:
             if not self._users:
                 self.driver.opened()
+                self._filenos = None
                 if handlers.guard(self) and self.is_real_time:
                     self.signals_due = self.clock() + handlers.INTERVAL
             self._users[user] = None
+            self.in_use = True
 
     def release(self, user: object) -> None:
         """Undo :meth:`use`; with the last user, the descriptors are closed. No error for one that is no user."""
         with self.lock:
             if self._users.pop(user, self) is None and not self._users:
                 self._close_descriptors()
-
-    @property
-    def in_use(self) -> bool:
-        """Whether there is a user, and so the descriptors are open."""
-        return bool(self._users)
 
     def users(self) -> list[object]:
         """The users, in the order of :meth:`use`."""
@@ -326,8 +331,10 @@ class Runtime:
             return not self._users
 
     def _close_descriptors(self) -> None:
+        self.in_use = False
         handlers.unguard(self)
         self.driver.released()
+        self._filenos = None
         self.waiters.close()
         self._timers.clear()
         self._armed_for = inf
@@ -339,6 +346,7 @@ class Runtime:
         """
         self.lock = self._make_lock()
         self.abandoned = True
+        self._filenos = None
         handlers.unguard(self)
         # First, without signalling: the parent's threads wait for the same descriptors.
         self.waiters.abandon()

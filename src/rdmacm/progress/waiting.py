@@ -52,9 +52,8 @@ class Progress(Protocol):
     signals_due: float
     #: Whether progress consists of reading descriptors that poll readable, so that a thread may sleep without it.
     only_reads: bool
-
-    @property
-    def in_use(self) -> bool: ...
+    #: Whether the descriptors are open.
+    in_use: bool
 
     def progress(self, result_queue: Sized = (), now: float | None = None) -> None: ...
 

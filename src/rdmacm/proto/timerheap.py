@@ -85,15 +85,19 @@ class LazyTimerHeap(Generic[K]):
 
     def pop_due(self, now: float) -> K | None:
         """Remove a deadline that is not after ``now`` (seconds) and return its key; None without such a deadline."""
-        if self.earliest > now:
-            return None
-        deadline = self.next_deadline()
-        if deadline is None or deadline > now:
-            return None
-        _, _, key = heapq.heappop(self._heap)
-        del self.entry_times[key]
-        self.earliest = self._heap[0][0] if self._heap else inf
-        return key
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            when, _, key = heapq.heappop(heap)
+            if self.entry_times.get(key) == when:
+                del self.entry_times[key]
+                deadline = self._deadline_of(key)
+                if deadline is not None:
+                    if deadline <= when:
+                        self.earliest = heap[0][0] if heap else inf
+                        return key
+                    self.schedule(key, deadline)
+        self.earliest = heap[0][0] if heap else inf
+        return None
 
     def discard(self, key: K) -> None:
         """Remove the deadline of an object that ceases to exist."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
 #: Seconds between two looks at the network's reports. A resolution looks at once.
-_LOOK_INTERVAL = 0.001
+_LOOK_INTERVAL = 0.005
 
 
 #: Hardware addresses of next hops that are kept.
@@ -122,6 +122,7 @@ class SoftHost:
 
     def view(self) -> HostView:
         """The interfaces and RoCE devices as they are now."""
+        self._look_due = self.runtime.now + _LOOK_INTERVAL
         if self._view is None:
             self._is_monitored = self.network.fileno() >= 0  # before the first look, so that no change is missed
             self._view = read_host(self.network)
@@ -324,7 +325,6 @@ class SoftHost:
     def progress(self, now: float, result_queue: Sized) -> None:
         is_due = now >= self._look_due or not self.runtime.is_real_time or self.neighbours.waiting
         if is_due and self._view is not None:
-            self._look_due = now + _LOOK_INTERVAL
             self.view()
         self.mux.progress(result_queue, now=now)
         if self.ib.subnets:

@@ -105,7 +105,8 @@ class Connections:
         if self.by_id.pop(comm_id, None) is not None:
             self.freed.add(comm_id)
         self.unasked.pop(comm_id, None)
-        self.timers.discard(comm_id)
+        if comm_id in self.timers.entry_times:
+            self.timers.discard(comm_id)
 
     def clear(self) -> None:
         """Remove all connections."""

@@ -35,6 +35,8 @@ _QUEUE_BYTES = 1 << 20
 _SO_PEEK_OFF = 42
 #: A message: its first position.
 _LABEL = struct.Struct("=H")
+#: As a number, since the operators of an enumeration are functions in Python.
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _INT = array.array("i").itemsize
 
 
@@ -45,7 +47,7 @@ def rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
 
 def receive_rights(sock: socket.socket, size: int, count: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """A message and the descriptors that came with it. (socket.recv_fds() of Python 3.11 ignores its flags.)"""
-    message, control, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * _INT), flags | socket.MSG_CMSG_CLOEXEC)
+    message, control, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * _INT), flags | _CLOEXEC)
     fds = array.array("i")
     for level, kind, data in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
