@@ -3,9 +3,9 @@
     python3 dev.py bench guest [--machine uml|qemu] [--rounds 3] [--connections 100] [--write]
 
 Each device talks to itself, with a path MTU of 4096 and programs that sleep until something completes: rdma_rxe with
-librdmacm's cmtime, ibv_rc_pingpong and perftest's ib_send_bw and ib_write_bw, our software device with ``rdmacm
-cmtime`` and ``rdmacm perf``, and rdma_rxe with these two. The table has the median of the rounds for each figure, and
-our speed as a multiple of C's. ``--write`` writes it into docs/performance.md as well.
+librdmacm's cmtime and rstream, ibv_rc_pingpong and perftest's ib_send_bw and ib_write_bw, our software device with
+``rdmacm cmtime``, ``rdmacm rstream`` and ``rdmacm perf``, and rdma_rxe with these three. The table has the median of
+the rounds for each figure, and our speed as a multiple of C's. ``--write`` writes it into docs/performance.md as well.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ STEPS = {
 RATE, LATENCY = "connections a second", "SEND of 64 bytes, half a round trip, µs"
 #: Operation → the figure of its bandwidth.
 BANDWIDTHS = {"send": "SEND of 1 MiB, MB/s", "write": "WRITE of 1 MiB, MB/s"}
+STREAM = "rsocket, both ways in turn, MB/s"
 #: Figures of which more is better.
-RATES = (RATE, *BANDWIDTHS.values())
+RATES = (RATE, STREAM, *BANDWIDTHS.values())
+#: 20 transfers of 1 MiB to the server and as many back, three times, in calls that block.
+STREAMED = "-S 1048576 -C 20 -I 3 -T b"
 #: Messages. ib_send_bw runs with each of two counts, see bandwidth_of_c().
 LATENCY_MESSAGES, BANDWIDTH_MESSAGES = 2000, (20, 420)
 MEBIBYTE = 1 << 20
@@ -160,8 +163,28 @@ def bandwidth_of_c(run: Run, op: str) -> float:
     return (many - few) * MEBIBYTE / (times[1] - times[0])
 
 
+def bandwidth_of_stream(output: str) -> float:
+    """MB/s, from the client's line of rstream, which has the bytes of both directions in Gbit/s."""
+    return float(re.findall(r"^custom +\S+ +\d+ +\d+ +\S+ +\S+s +([\d.]+)", output, re.MULTILINE)[0]) / 8 * 1000
+
+
+def stream_of_c(run: Run) -> float:
+    return bandwidth_of_stream(run(f"serve_rxe rstream -b $RXE4 {STREAMED}\nrxe rstream -s $RXE4 {STREAMED} && finish"))
+
+
+def stream_of_ours(run: Run, device: Ours) -> float:
+    rstream = f"{device.python} -m rdmacm rstream"
+    output = run(
+        f"export RDMACM_PROVIDER={device.provider}\n"
+        f"serve_{device.host} {rstream} -b {device.address} {STREAMED}\n"
+        f"{device.host} {rstream} {device.address} {STREAMED} && finish"
+    )
+    return bandwidth_of_stream(output)
+
+
 def transfers_of_c(run: Run) -> Figures:
-    return {LATENCY: latency_of_c(run)} | {name: bandwidth_of_c(run, op) for op, name in BANDWIDTHS.items()}
+    figures = {LATENCY: latency_of_c(run)} | {name: bandwidth_of_c(run, op) for op, name in BANDWIDTHS.items()}
+    return figures | {STREAM: stream_of_c(run)}
 
 
 def transfers_of_ours(run: Run, device: Ours) -> Figures:
@@ -173,7 +196,7 @@ def transfers_of_ours(run: Run, device: Ours) -> Figures:
     for op, name in BANDWIDTHS.items():
         found = measured(f"--op {op} --size {MEBIBYTE} --depth 50 --count {BANDWIDTH_MESSAGES[1]}")
         figures[name] = found["bytes_per_second"] / 1e6
-    return figures
+    return figures | {STREAM: stream_of_ours(run, device)}
 
 
 @dataclass(frozen=True, slots=True)
