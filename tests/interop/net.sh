@@ -137,11 +137,13 @@ iwarp() { if [ "$1" = python3 ]; then _warm iwarp "${@:2}"; else ip netns exec i
 
 # Run Python with these arguments in a namespace: a fork of the process that has imported everything (machine/warm.py).
 _warm() {
-    local order=/run/warm/$BASHPID-$SRANDOM
+    local order=/run/warm/$BASHPID-$SRANDOM pid
     printf '%s\0' "$BASHPID" "$1" "$PWD" "${@:2}" >"$order.args"
     echo "$order" >/run/warm/orders
     until [ -e "$order.pid" ]; do nap 0.01; done
-    trap 'kill -TERM "$(<"$order.pid")"' TERM
+    read -r pid <"$order.pid"
+    # No command substitution in the trap: where it interrupts a "read" with a time limit, bash 5.2 may wait for ever.
+    trap 'kill -TERM "$pid"' TERM
     until [ -e "$order.status" ]; do nap 0.01; done
     trap - TERM
     return "$(<"$order.status")"
