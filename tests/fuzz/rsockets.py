@@ -85,9 +85,8 @@ def rsocket_stream(data: bytes) -> None:
         assert engine._slots >= 0
         assert engine._control_slots >= 0
         assert 0 <= engine.unread <= _SIZE
-        assert engine._room >= 0
+        assert 0 <= engine._room <= _SIZE
         assert taken <= arrived
-        assert 0 <= engine._put - engine._freed <= _SIZE
         assert (engine.fault is None) or engine.failure == engine.fault.value
 
 

@@ -68,7 +68,11 @@ class HostDispatcher(Dispatcher):
             while True:
                 if self._pending_events or self._scheduled:
                     self.dispatch()
-                found = self._hold(ready)
+                self._held += 1  # as _hold() does, without a call
+                try:
+                    found = ready()
+                finally:
+                    self._held -= 1
                 if not (self._pending_events or self._scheduled):
                     return found
                 if found:

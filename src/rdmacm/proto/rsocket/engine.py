@@ -137,8 +137,9 @@ class StreamEngine:
         self._order = sys.byteorder
         self._peer_order = byte_order(peer.flags)
         # Sending.
-        #: Bytes put into the ring and bytes whose requests have completed, since the beginning.
-        self._put = self._freed = 0
+        #: The size of the ring, bytes put into it since the beginning, free bytes, and how many are enough to send.
+        self._size, self._put, self._room = len(sending), 0, len(sending)
+        self._low_water = min(LOW_WATER, (len(sending) + 1) // 2)
         #: Messages sent, and how many may be sent in all, modulo 2**16.
         self._sent, self._credit_limit = 0, peer.credits
         #: Free entries of the send queue, for data and for control messages.
@@ -153,6 +154,8 @@ class StreamEngine:
         self._half = len(receiving) // 2
         #: Bytes that the peer was given room for, that have arrived, and that the application has taken.
         self._granted, self._arrived, self._taken = self._half, 0, 0
+        #: Bytes that have arrived and that the application has not taken.
+        self.unread: int = 0
         #: Messages that have arrived, and how many the peer may send in all.
         self._messages, self._message_limit = 0, own.credits
         #: The entry of the peer's target SGL that is written next.
@@ -185,14 +188,9 @@ class StreamEngine:
         """Whether nothing is sent before a request completes: the caller has the last one report that."""
         return not self._can_send()
 
-    @property
-    def _room(self) -> int:
-        """Free bytes of the sending ring."""
-        return len(self._sending) - self._put + self._freed
-
     def _can_send(self) -> bool:
         return (
-            self._room >= min(LOW_WATER, (len(self._sending) + 1) // 2)
+            self._room >= self._low_water
             and self._sent != self._credit_limit
             and self._slots >= (1 if self._has_immediates else 2)
         )
@@ -204,11 +202,12 @@ class StreamEngine:
 
     def write(self, data: memoryview) -> int:
         """Send as much of ``data`` as can be sent now; return how many bytes that is."""
-        done = 0
-        self._write_mappings()
-        while done < len(data) and not self._mapping_changes and self.is_writable:
+        done, length = 0, len(data)
+        if self._mapping_changes:
+            self._write_mappings()
+        while done < length and not self._mapping_changes and self.is_writable:
             target = self._target
-            size = min(len(data) - done, MAX_MESSAGE, self._room, target.length)
+            size = min(length - done, MAX_MESSAGE, self._room, target.length)
             local = self._fill(data[done : done + size])
             self._target = Target(target.address + size & ALL_BITS_64, target.key, target.length - size)
             self._take_credit()
@@ -218,14 +217,16 @@ class StreamEngine:
 
     def _fill(self, data: memoryview) -> tuple[tuple[int, int], ...]:
         """Copy data into the ring; return the pieces of it that they are in."""
-        start = self._put % len(self._sending)
-        self._put += len(data)
-        first = min(len(data), len(self._sending) - start)
-        self._sending[start : start + first] = data[:first]
-        if first == len(data):
-            return ((start, first),)
-        self._sending[: len(data) - first] = data[first:]
-        return ((start, first), (0, len(data) - first))
+        start, size = self._put % self._size, len(data)
+        self._put += size
+        self._room -= size
+        first = self._size - start
+        if size <= first:
+            self._sending[start : start + size] = data
+            return ((start, size),)
+        self._sending[start:] = data[:first]
+        self._sending[: size - first] = data[first:]
+        return ((start, first), (0, size - first))
 
     def _take_credit(self) -> None:
         self._sent = self._sent + 1 & _SEQUENCE
@@ -253,7 +254,7 @@ class StreamEngine:
         """The oldest ``count`` requests that were posted have completed."""
         for _ in range(min(count, len(self._outstanding))):
             sent = self._outstanding.popleft()
-            self._freed += sent.size
+            self._room += sent.size
             if sent.is_control:
                 self._control_slots += 1
             else:
@@ -263,14 +264,10 @@ class StreamEngine:
         if self._waiting is not None and self.state is not State.FAILED:
             self._send_control(self._waiting)
         self._grant()
-        self._write_mappings()
+        if self._mapping_changes:
+            self._write_mappings()
 
     # -- receiving ------------------------------------------------------------------------------------
-
-    @property
-    def unread(self) -> int:
-        """Bytes that have arrived and that the application has not taken."""
-        return self._arrived - self._taken
 
     @property
     def is_at_end(self) -> bool:
@@ -280,14 +277,18 @@ class StreamEngine:
     def pieces(self, size: int, skip: int = 0) -> tuple[memoryview, ...]:
         """Up to ``size`` unread bytes after the first ``skip``, as one or two pieces of the ring."""
         size = min(size, self.unread - skip)
-        start = (self._taken + skip) % len(self._receiving)
-        first = min(size, len(self._receiving) - start)
-        pieces = self._receiving[start : start + first], self._receiving[: size - first]
-        return tuple(piece for piece in pieces if piece)
+        if size <= 0:
+            return ()
+        start, length = (self._taken + skip) % (2 * self._half), 2 * self._half
+        if start + size <= length:
+            return (self._receiving[start : start + size],)
+        return self._receiving[start:], self._receiving[: start + size - length]
 
     def consume(self, size: int) -> None:
         """The application has taken ``size`` unread bytes."""
-        self._taken += min(size, self.unread)
+        size = min(size, self.unread)
+        self._taken += size
+        self.unread -= size
         self._grant()
 
     def received(self, imm: int) -> None:
@@ -316,6 +317,7 @@ class StreamEngine:
             self._break(Fault.AFTER_THE_END)
         else:
             self._arrived += size
+            self.unread += size
             self._grant()
 
     def _count_message(self) -> bool:
@@ -342,7 +344,8 @@ class StreamEngine:
             self._control[start : start + TARGET_LENGTH] = bytes(TARGET_LENGTH)
             self._targets.append(target)
             self._next_entry = (self._next_entry + 1) % TARGETS
-        self._write_mappings()
+        if self._mapping_changes:
+            self._write_mappings()
 
     def _iomap(self, index: int) -> None:
         if not self._count_message():
