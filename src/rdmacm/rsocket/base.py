@@ -99,7 +99,7 @@ class SocketBase:
             until = clock() + timeout
         while True:
             left = timeout if timeout == 0 or until is None else max(until - clock(), 0.0)
-            pause = self._next_look()
+            pause = self._next_look() if self._listener is not None or self._options.keepalive else None
             found = dispatcher.wait(ready, left if pause is None else pause if left is None else min(left, pause))
             if found:
                 return found
@@ -125,10 +125,11 @@ class SocketBase:
             self._state.probe()
 
     def _stream(self, step: str) -> StreamState:
-        self._check_open(step)
-        if self._state is None:
+        state = self._state
+        if state is None or self._is_closed or state.dispatcher.channel._is_inherited:
+            self._check_open(step)
             raise cm_error(errno.ENOTCONN, "the socket is not connected", step)
-        return self._state
+        return state
 
     def _peer_text(self) -> str:
         return "" if self._state is None else self._state.cmid.peer_addr_text

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from rdmacm.errors import cm_error
 from rdmacm.proto.rsocket.engine import MAX_MESSAGE, StreamEngine
-from rdmacm.proto.rsocket.states import SENDING, State
+from rdmacm.proto.rsocket.states import RECEIVING, SENDING, State
 from rdmacm.rsocket.base import DONTWAIT, SocketBase
 from rdmacm.rsocket.options import check_int
 from rdmacm.rsocket.stream import StreamState
@@ -39,11 +39,12 @@ class Transfer(SocketBase):
             engine = state.engine
             if engine is not None and engine.unread:
                 taken = take(engine, bool(flags & _PEEK))
-                state.flush()
+                if engine.work:
+                    state.flush()
                 return (taken,)
             if state.error is not None:
                 raise state.error
-            if engine is None or not engine.is_at_end:
+            if engine is None or engine.state in RECEIVING:
                 return None
             if engine.state is State.FAILED:
                 raise state.failed(step)

@@ -210,7 +210,7 @@ class StreamEngine:
             size = min(length - done, MAX_MESSAGE, self._room, target.length)
             local = self._fill(data[done : done + size])
             self._target = Target(target.address + size & ALL_BITS_64, target.key, target.length - size)
-            self._take_credit()
+            self._sent = self._sent + 1 & _SEQUENCE
             self._post_data(immediate(Operation.DATA, size), target, local, size)
             done += size
         return done
@@ -227,9 +227,6 @@ class StreamEngine:
         self._sending[start:] = data[:first]
         self._sending[: size - first] = data[first:]
         return ((start, first), (0, size - first))
-
-    def _take_credit(self) -> None:
-        self._sent = self._sent + 1 & _SEQUENCE
 
     def _post_data(self, imm: int, target: Target, local: tuple[tuple[int, int], ...], size: int) -> None:
         """Post a message that has a credit."""
@@ -466,7 +463,7 @@ class StreamEngine:
             entry = self._mapping_changes.pop(index).pack(self._peer_order)
             local = self._fill(memoryview(entry))
             address = control.address + control.length * TARGET_LENGTH + index * MAPPING_LENGTH
-            self._take_credit()
+            self._sent = self._sent + 1 & _SEQUENCE
             target = Target(address & ALL_BITS_64, control.key, MAPPING_LENGTH)
             self._post_data(immediate(Operation.IOMAP, index), target, local, MAPPING_LENGTH)
 
