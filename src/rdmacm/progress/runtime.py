@@ -74,6 +74,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Sized
@@ -90,6 +91,9 @@ from rdmacm.progress.waiting import Waiters
 from rdmacm.proto.core_choice import compiled
 
 T = TypeVar("T")
+
+#: Without, the descriptors are those of all sockets, which change at any time.
+_HAS_EPOLL = hasattr(select, "epoll")
 
 #: Seconds after which a caller that polls, or finds its result queued, makes full progress. Less than the helper
 #: thread's grace period, so that the helper does not start while callers make progress.
@@ -245,7 +249,7 @@ class Runtime:
     def filenos(self) -> tuple[int, ...]:
         """Descriptors that poll readable when :meth:`progress` has something to do."""
         found = self._filenos
-        if found is None:
+        if found is None or not _HAS_EPOLL:
             found = self._filenos = self.driver.filenos()
         return found
 
