@@ -16,7 +16,6 @@ from rdmacm import CmId, PortSpace, rsocket
 from rdmacm.proto.rsocket.headers import ServiceHeader, ServiceOperation, SourceHeader
 from rdmacm.proto.rsocket.peers import PeerState
 from rdmacm.rsocket.datagram_socket import DatagramSocket
-from rdmacm.testing import Fabric
 from support.rows import for_each
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -299,15 +298,6 @@ def test_refusals(name: str, arguments: tuple[object, ...], code: int) -> None:
         with pytest.raises(OSError, match=name) as caught:
             getattr(made, name)(*arguments)
         assert caught.value.errno == code
-
-
-def test_a_simulated_host_has_none() -> None:
-    with Fabric() as fabric:
-        host = fabric.host("10.0.0.1")
-        with rsocket.socket(socket.AF_INET, socket.SOCK_DGRAM, provider=host.provider) as made:
-            with pytest.raises(OSError, match="simulated host") as caught:
-                made.bind(("", 0))
-            assert caught.value.errno == errno.EOPNOTSUPP
 
 
 def test_a_subclass_is_one_of_streams() -> None:

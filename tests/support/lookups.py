@@ -20,6 +20,7 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.restriction import made_like
 from rdmacm.provider import EventQueue, FoundServices, IdBackend, Owner, RouteChoice, Tap
 from rdmacm.provider.counters import Counters
+from rdmacm.provider.udp import UdpSocket
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Device
 from rdmacm.verbs.enums import QPType
@@ -69,6 +70,9 @@ class Nowhere:
         raise NotImplementedError
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+        raise NotImplementedError
+
+    def open_udp(self, family: int, on_readable: Callable[[], None]) -> UdpSocket:
         raise NotImplementedError
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend:

@@ -22,6 +22,7 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.restriction import made_like
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap, log
 from rdmacm.provider.counters import Counters
+from rdmacm.provider.udp import UdpSocket, open_udp
 from rdmacm.resolution.lookup import source_like
 from rdmacm.resolution.path import PathMaker
 from rdmacm.verbs.device import Device
@@ -119,6 +120,9 @@ class KernelProvider:
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         return self.runtime.drive(done, timeout)
+
+    def open_udp(self, family: int, on_readable: Callable[[], None]) -> UdpSocket:
+        return open_udp(family)
 
     # -- routes without an id -------------------------------------------------------------------------
 

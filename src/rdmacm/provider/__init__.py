@@ -88,6 +88,7 @@ from rdmacm.provider.cmstate import State
 from rdmacm.provider.connparam import ConnParam, Ece, UdParam
 from rdmacm.provider.counters import Counters
 from rdmacm.provider.multicast import GroupJoin, MulticastBackend
+from rdmacm.provider.udp import UdpSocket
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Context, Device
@@ -594,6 +595,9 @@ class Provider(Protocol):
         outcomes of services. Its exceptions are the caller's. Any number of threads may be in this call; from within
         ``done`` it is called with timeout 0 only.
         """
+
+    def open_udp(self, family: int, on_readable: Callable[[], None]) -> UdpSocket:
+        """A UDP socket of the host. ``on_readable()`` is called once a datagram has come, if it has no descriptor."""
 
     def find_route(
         self, destination: InetAddr, source: InetAddr | None, like: PathRecord | None = None

@@ -66,8 +66,8 @@ class DatagramSocket(socket):
     def _open(self, bound: InetAddr, host: str) -> DatagramState:
         dispatcher = self._dispatcher_for(host)
         self._end = dispatcher.drive_once(lambda: DatagramState(dispatcher, bound, self._options))
-        if self._epoll is not None:
-            self._epoll.register(self._end.udp.fileno(), _select.EPOLLIN)
+        if self._epoll is not None and self._descriptor_beside() >= 0:
+            self._epoll.register(self._descriptor_beside(), _select.EPOLLIN)
         self._watch(self._end.wakers)
         return self._end
 
@@ -160,8 +160,8 @@ class DatagramSocket(socket):
         """A descriptor to poll for reading, as of a stream; -1 once closed."""
         is_new = self._epoll is None
         number = super().fileno()
-        if is_new and self._epoll is not None and self._end is not None:
-            self._epoll.register(self._end.udp.fileno(), _select.EPOLLIN)
+        if is_new and self._epoll is not None and self._descriptor_beside() >= 0:
+            self._epoll.register(self._descriptor_beside(), _select.EPOLLIN)
         return number
 
     # -- receiving ------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class DatagramTransport(LoopTransport, asyncio.DatagramTransport):
         self._is_paused = False
         #: What ends a close() that takes too long.
         self._limit: asyncio.TimerHandle | None = None
-        loop.add_reader(state.udp.fileno(), self._serve)
+        if state.udp.fileno() >= 0:
+            loop.add_reader(state.udp.fileno(), self._serve)
         self._begin()
 
     # -- progress -------------------------------------------------------------------------------------
@@ -91,6 +92,8 @@ class DatagramTransport(LoopTransport, asyncio.DatagramTransport):
     def _watch_udp(self) -> None:
         """If it is the UDP socket that has no room, nothing else tells when it has some."""
         number = self._state.udp.fileno()
+        if number < 0:
+            return
         if self._backlog and self._state.is_writable:
             self._loop.add_writer(number, self._changed)
         else:
@@ -166,7 +169,8 @@ class DatagramTransport(LoopTransport, asyncio.DatagramTransport):
         self._backlog.clear()
         self._waiting = 0
         number = self._state.udp.fileno()
-        self._loop.remove_reader(number)
-        self._loop.remove_writer(number)
+        if number >= 0:
+            self._loop.remove_reader(number)
+            self._loop.remove_writer(number)
         self._state.release()
         self._loop.call_soon(self._protocol.connection_lost, None)

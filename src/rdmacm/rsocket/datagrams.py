@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket as _socket
-import time
 from collections import deque
 from mmap import mmap
 from typing import Any
@@ -30,6 +29,7 @@ from rdmacm.proto.rsocket.headers import (
     SourceHeader,
 )
 from rdmacm.proto.rsocket.peers import PeerAction, PeerKey, PeerTable
+from rdmacm.provider.udp import UdpSocket
 from rdmacm.rsocket.options import StreamOptions
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPCap
@@ -262,9 +262,6 @@ class DatagramState(Observable):
 
     def __init__(self, dispatcher: Dispatcher, bound: InetAddr, options: StreamOptions) -> None:
         super().__init__()
-        if dispatcher.clock is not time.monotonic:
-            text = "a simulated host has no UDP socket for datagrams"
-            raise cm_error(errno.EOPNOTSUPP, text, "bind", str(bound), "SOCK_STREAM, or hosts of rdmacm.lab")
         self.dispatcher = dispatcher
         self.options = options
         #: Datagrams that the application has not read, each with its source; and their size in bytes.
@@ -282,7 +279,7 @@ class DatagramState(Observable):
         self._resolutions: dict[PeerKey, _Resolution] = {}
         self._buffer = memoryview(bytearray(_UDP_LENGTH))
         for remaining in reversed(range(1 if bound.port else _PORT_TRIES)):
-            self.udp: _socket.socket = self._open_udp(bound)
+            self.udp: UdpSocket = self._open_udp(bound)
             self.bound: InetAddr = bound._replace(port=self.udp.getsockname()[1])
             try:
                 if not bound.is_any:
@@ -294,10 +291,9 @@ class DatagramState(Observable):
                     raise
         dispatcher.retain()
 
-    def _open_udp(self, bound: InetAddr) -> _socket.socket:
-        udp = _socket.socket(bound.family, _socket.SOCK_DGRAM)
+    def _open_udp(self, bound: InetAddr) -> UdpSocket:
+        udp = self.dispatcher.provider.open_udp(bound.family, self._arrived)
         try:
-            udp.setblocking(False)
             if self.options.reuse_address:
                 udp.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
             if bound.family == _socket.AF_INET6:
@@ -329,7 +325,7 @@ class DatagramState(Observable):
             return self.bound
         destination = self.address_of(key)
         try:
-            with _socket.socket(self.bound.family, _socket.SOCK_DGRAM) as probe:
+            with contextlib.closing(self.dispatcher.provider.open_udp(self.bound.family, self._arrived)) as probe:
                 probe.connect(destination.sockaddr)
                 local = lookup_address(probe.getsockname())
         except OSError as error:
@@ -386,6 +382,10 @@ class DatagramState(Observable):
         return all(end.is_idle for end in self._ends.values())
 
     # -- receiving ------------------------------------------------------------------------------------
+
+    def _arrived(self) -> None:
+        """A datagram is in the UDP socket, which has no descriptor."""
+        self.dispatcher.drive_once(self.serve)
 
     def serve(self) -> None:
         """Read the UDP socket: datagrams of new peers, and answers."""

@@ -18,6 +18,7 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap, UndeliveredTap, log
 from rdmacm.provider.counters import Counters
+from rdmacm.provider.udp import UdpSocket, open_udp
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.soft.device.device import SoftDevice
@@ -146,6 +147,9 @@ class SoftProvider:
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         return self.runtime.drive(done, timeout)
+
+    def open_udp(self, family: int, on_readable: Callable[[], None]) -> UdpSocket:  # noqa: ARG002
+        return open_udp(family)
 
     # -- routes without an id -------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from rdmacm.net.types import ROCE_PORT
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import enhanced_packet, interface_description, section_header
 from rdmacm.proto.wire import WireError
@@ -100,7 +99,7 @@ def capture_of(entries: Iterable[Entry]) -> list[bytes]:
                 packet.local,
                 packet.remote,
                 packet.source_port,
-                ROCE_PORT,
+                packet.port,
                 entry.data,
                 identification=packet.identification,
                 tos=packet.traffic_class,

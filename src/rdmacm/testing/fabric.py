@@ -27,9 +27,10 @@ from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from rdmacm.address import is_multicast
+from rdmacm.address import InetAddr, is_multicast
 from rdmacm.interrupts.handlers import checkpoint
 from rdmacm.interrupts.protection import run_finalizers
+from rdmacm.proto.constants import ROCE_PORT
 from rdmacm.proto.roce.icrc import icrc_between
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
@@ -525,22 +526,35 @@ class Fabric:
                 peer = peer.process_for(data, path.remote)
             peers = [] if peer is None else [peer]
         left = True
+        way = path.local, path.remote, route.source_port, ROCE_PORT
         for peer in peers or (None,):
-            self._packets_sent += 1
-            packet = FabricPacket(
-                self._packets_sent,
-                self.now,
-                host.name,
-                peer.name if peer else "",
-                path.local,
-                path.remote,
-                route.source_port,
-                route.traffic_class,
-                identification,
-                data,
-            )
+            packet = self._sent(host, peer, *way, data, route.traffic_class, identification)
             left &= self._leave(host, interface, peer, packet)
         return left
+
+    def _send_udp(self, host: Host, source: InetAddr, destination: InetAddr, data: bytes) -> bool:
+        """Send a datagram of a UDP socket; return False when it cannot leave the host."""
+        peer = self._owner_of(destination.ip, host)
+        packet = self._sent(host, peer, source.ip, destination.ip, source.port, destination.port, data)
+        return self._leave(host, host.network.interface_of(source.ip), peer, packet)
+
+    def _sent(
+        self,
+        host: Host,
+        peer: Host | None,
+        local: bytes,
+        remote: bytes,
+        source_port: int,
+        port: int,
+        data: bytes,
+        traffic_class: int = 0,
+        identification: int = 0,
+    ) -> FabricPacket:
+        """The next packet of a host to one peer."""
+        self._packets_sent += 1
+        name = peer.name if peer else ""
+        where = host.name, name, local, remote, source_port
+        return FabricPacket(self._packets_sent, self.now, *where, traffic_class, identification, data, port)
 
     def _leave(self, host: Host, interface: Interface | None, peer: Host | None, packet: FabricPacket) -> bool:
         """Send a packet of a host to one peer; return False when it cannot leave the host."""
@@ -585,6 +599,9 @@ class Fabric:
         data = packet.data if verdict.data is None else verdict.data
         if verdict.flips:
             data = corrupted(data, verdict.flips, Random(damage))
+            if packet.port != ROCE_PORT:
+                self._record(Outcome.LOST, packet, data)  # the checksum of UDP tells
+                return
             if icrc_between(packet.local, packet.remote, packet.source_port).solve([data]) is not None:
                 self._record(Outcome.LOST, packet, data)
                 return
@@ -624,6 +641,9 @@ class Fabric:
             _, _, packet, data = heapq.heappop(self._in_flight)
             host = self.hosts[packet.destination]
             to_group = is_multicast(packet.remote)
+            if packet.port != ROCE_PORT:
+                self._record(self._arrive_at_socket(packet, data, host), packet, data)
+                continue
             if not host.alive and host.processes and not to_group:  # a process was killed, and others have its packets
                 host = host.processes[0].process_for(data, packet.remote)
             if not host.alive:
@@ -638,6 +658,18 @@ class Fabric:
             else:
                 outcome = Outcome.DELIVERED if host.wire.arrive(packet, data) else Outcome.OVERRUN
             self._record(outcome, packet, data)
+
+    def _arrive_at_socket(self, packet: FabricPacket, data: bytes, host: Host) -> Outcome:
+        """Give a datagram to a UDP socket of any process of a host."""
+        if (packet.source, packet.destination) in self._partitioned:
+            return Outcome.PARTITIONED
+        living = [process for process in host.processes if process.alive]
+        if not living:
+            return Outcome.CRASHED
+        for socket in [socket for process in living for socket in process._udp]:
+            if socket.takes(packet):
+                return Outcome.DELIVERED if socket.arrive(packet, data) else Outcome.OVERRUN
+        return Outcome.REFUSED
 
     def _report_closed(self, packet: FabricPacket, host: Host) -> None:
         """Tell the sender of a packet that UDP port 4791 is closed, as ICMP does; the report may be lost, too."""

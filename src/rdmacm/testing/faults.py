@@ -11,7 +11,7 @@ from random import Random
 from typing import Protocol
 
 from rdmacm.proto.cm.codes import AttributeId
-from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH
+from rdmacm.proto.constants import BTH_LENGTH, ICRC_LENGTH, ROCE_PORT
 from rdmacm.proto.mad import Mad, MgmtClass
 from rdmacm.proto.roce.headers import peek
 from rdmacm.proto.roce.opcodes import EXTENDED_LENGTH, ExtendedHeader, Opcode
@@ -54,7 +54,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FabricPacket:
-    """A RoCEv2 packet as it was sent.
+    """A RoCEv2 packet as it was sent, or a datagram of a UDP socket.
 
     - ``number``: counts the packets of a fabric, from 1.
     - ``time``: when it was sent, in seconds of virtual time.
@@ -66,6 +66,7 @@ class FabricPacket:
     - ``traffic_class``: traffic class or type of service of the IP header.
     - ``identification``: identification field of the IPv4 header: i for packet i of a train.
     - ``data``: the UDP payload: BTH to ICRC.
+    - ``port``: UDP destination port; 4791 of RoCEv2.
     """
 
     number: int
@@ -78,10 +79,16 @@ class FabricPacket:
     traffic_class: int
     identification: int
     data: bytes
+    port: int = ROCE_PORT
 
     @property
     def kind(self) -> str:
-        """``REQ``, ``REP`` and so on for connection management, otherwise the name of the opcode, or ``?``."""
+        """``REQ``, ``REP`` and so on for connection management, otherwise the name of the opcode, or ``?``.
+
+        ``UDP`` of a datagram to another port than that of RoCEv2.
+        """
+        if self.port != ROCE_PORT:
+            return "UDP"
         try:
             opcode, _, qpn, _, _ = peek(self.data)
             if qpn == 1 and opcode == Opcode.UD_SEND_ONLY:
@@ -95,16 +102,20 @@ class FabricPacket:
     @property
     def dest_qp(self) -> int:
         """Destination queue pair number; 0 for a packet without a complete BTH."""
-        return int.from_bytes(self.data[5:8], "big") if len(self.data) >= BTH_LENGTH else 0
+        return int.from_bytes(self.data[5:8], "big") if self._has_bth else 0
 
     @property
     def psn(self) -> int:
         """Packet sequence number; 0 for a packet without a complete BTH."""
-        return int.from_bytes(self.data[9:12], "big") if len(self.data) >= BTH_LENGTH else 0
+        return int.from_bytes(self.data[9:12], "big") if self._has_bth else 0
+
+    @property
+    def _has_bth(self) -> bool:
+        return self.port == ROCE_PORT and len(self.data) >= BTH_LENGTH
 
     def __str__(self) -> str:
         destination = self.destination or str(ip_address(self.remote))
-        where = f"qp {self.dest_qp:#08x} psn {self.psn:#08x}"
+        where = f"qp {self.dest_qp:#08x} psn {self.psn:#08x}" if self.port == ROCE_PORT else f"port {self.port}"
         return f"{self.source} > {destination} #{self.number} {self.kind} {where} {len(self.data)} bytes"
 
 

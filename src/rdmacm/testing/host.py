@@ -16,15 +16,16 @@ from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from rdmacm.address import is_link_local, is_multicast
+from rdmacm.address import InetAddr, is_link_local, is_multicast
 from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError, cm_error
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.constants import BTH_LENGTH, MAX_SLOT, MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.wire import Buffer
-from rdmacm.provider import Tap
+from rdmacm.provider import RouteChoice, Tap
 from rdmacm.provider.choice import CONTEXT_OPENER
+from rdmacm.provider.udp import UdpSocket
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
@@ -45,6 +46,7 @@ from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.loop import FabricLoop
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 from rdmacm.testing.programs import Program, Programs, Script, current_program
+from rdmacm.testing.udp import SimUdp
 
 if TYPE_CHECKING:
     from rdmacm.testing.clock import VirtualClock
@@ -111,6 +113,9 @@ class Medium(Protocol):
 
     def _transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
         """Send one packet of ``host``; False when it cannot leave the host."""
+
+    def _send_udp(self, host: Host, source: InetAddr, destination: InetAddr, data: bytes) -> bool:
+        """Send a datagram of a UDP socket; False when it cannot leave the host."""
 
     def _owner_of(self, ip: bytes, asker: Host) -> Host | None:
         """The host that owns a packed address, as ``asker`` sees the network."""
@@ -417,6 +422,10 @@ class SimProvider(SoftProvider):
         runtime = SimRuntime(fabric, clock or HostClock(fabric.clock))
         super().__init__(network, runtime=runtime, ports=ports, wire=wire, random=random, infiniband=infiniband)
         self.fabric = fabric
+        self._fabric_wire = wire
+
+    def open_udp(self, family: int, on_readable: Callable[[], None]) -> UdpSocket:
+        return SimUdp(self._fabric_wire._host, family, on_readable)
 
     def open_queue(self) -> SoftQueue:
         queue = super().open_queue()
@@ -531,6 +540,8 @@ class Host:
             fabric, self.network, self.wire, self.random, self.ports, self.infiniband, self.clock
         )
         self._runtime = self.provider.runtime
+        #: The UDP sockets of this process.
+        self._udp: list[SimUdp] = []
         self.processes.append(self)
         #: Handlers registered by :meth:`on_event`.
         self._handlers: list[_EventHandler] = []
@@ -611,6 +622,14 @@ class Host:
             return self._busy_until if at is None else max(at, self._busy_until)
         return at
 
+    def _find_source(self, destination: InetAddr) -> RouteChoice | None:
+        """See :class:`rdmacm.testing.udp.UdpHost`."""
+        return self.provider.find_route(destination, None)
+
+    def _send_udp(self, source: InetAddr, destination: InetAddr, data: bytes) -> bool:
+        """See :class:`rdmacm.testing.udp.UdpHost`."""
+        return self.fabric._send_udp(self, source, destination, data)
+
     def process_for(self, data: bytes, local: bytes) -> Host:
         """The process of this host that gets a packet to a packed local address.
 
@@ -647,7 +666,7 @@ class Host:
     @property
     def waiting(self) -> int:
         """Number of packets and datagrams that have arrived and are not processed yet."""
-        waiting = self.wire.waiting
+        waiting = self.wire.waiting + sum(socket.is_due for socket in self._udp)
         return waiting + sum(port.waiting for port in self.infiniband) if self.infiniband else waiting
 
     def _progress(self) -> bool:
@@ -655,6 +674,10 @@ class Host:
         if not self.alive or self.paused or self._busy_until > self._fabric_clock.now:
             return False
         runtime = self._runtime
+        for socket in [socket for socket in self._udp if socket.is_due]:
+            socket.is_due = False
+            self._worked()
+            socket.on_readable()
         is_due = self.wire.waiting > 0
         if not is_due:
             deadline = runtime.next_deadline()
