@@ -66,6 +66,35 @@ def test_wrong_usage(run: Run, argv: tuple[str, str]) -> None:
     assert run("rstream", *argv).status == 2
 
 
+UNKNOWN = "no.such.host.invalid"
+
+
+@for_each(
+    "argv",
+    [
+        ("rstream", UNKNOWN),
+        ("rstream", "-b", UNKNOWN),
+        ("rstream", "-b", UNKNOWN, "127.0.0.1"),
+        ("riostream", UNKNOWN),
+        ("udpong", UNKNOWN),
+        ("udpong", "-b", UNKNOWN, "127.0.0.1"),
+        ("rcopy", __file__, f"{UNKNOWN}:copy"),
+        ("rping", "-s", "-a", UNKNOWN),
+        ("perf", "-s", "-b", UNKNOWN),
+        ("cmtime", "-b", UNKNOWN, "-s", "127.0.0.1"),
+    ],
+)
+def test_an_unknown_host_is_an_error_of_one_line(run: Run, argv: tuple[str, ...]) -> None:
+    done = run(*argv)
+    assert done.status == 1
+    assert re.fullmatch(rf"rdmacm: getaddrinfo {UNKNOWN}:\d+: .*; try: .*\n", done.err), done.err
+
+
+def test_a_file_that_is_not_there(run: Run) -> None:
+    done = run("rcopy", "/no/such/file", "127.0.0.1:copy")
+    assert (done.status, done.err) == (1, "rdmacm: open /no/such/file: No such file or directory [ENOENT]\n")
+
+
 @for_each("size, text", [(64, "64"), (1000, "1000"), (1536, "1.5k"), (4000, "3.9k"), (12288, "12k"), (1 << 31, "2g")])
 def test_sizes_as_librdmacms_tools_write_them(size: int, text: str) -> None:
     assert size_text(size) == text

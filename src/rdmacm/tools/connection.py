@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar
 
+from rdmacm.address import InetAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
 from rdmacm.constants import CmEventType, PortSpace, RaiFlag
@@ -21,6 +22,7 @@ from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.provider.connparam import ConnParam, UdParam
 from rdmacm.tools.explain import error_of
+from rdmacm.tools.names import looking_up
 from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.buffers import Buffer, byte_view
@@ -255,7 +257,11 @@ def find_server(
 
     A resolution that takes longer than ``timeout_ms`` is repeated up to ``retries`` times.
     """
-    where = None if source is None else (source, 0)
+    where = None
+    if source is not None:
+        with looking_up(source, 0):
+            found = lookup_address((source, 0))
+        where = found.sockaddr if isinstance(found, InetAddr) else found
     hints = AddrInfo(flags=RaiFlag(0), qp_type=qp_type, port_space=PORT_SPACES[qp_type], src_addr=where)
     with notice(f"the resolution of {host}"):
         for _ in range(1 + retries):

@@ -16,12 +16,13 @@ import stat
 import struct
 import time
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from rdmacm import rsocket
 from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
 from rdmacm.tools.arguments import add_port, add_provider, add_wait_limit
 from rdmacm.tools.commands import COMMANDS
+from rdmacm.tools.names import looking_up
 from rdmacm.tools.output import Page, Parser, write, write_error, write_json
 from rdmacm.tools.serving import announce
 
@@ -107,6 +108,13 @@ def _receive_header(stream: rsocket.socket) -> tuple[int, int, int, int]:
 # -- client ----------------------------------------------------------------------------------------------------
 
 
+def _opened(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise cm_error(error.errno or errno.EIO, str(error.strerror), "open", path) from error
+
+
 def _copy(args: argparse.Namespace) -> int:
     host, path = _server_and_path(args.destination)
     path = path or args.source
@@ -115,9 +123,11 @@ def _copy(args: argparse.Namespace) -> int:
         if not args.json:
             write(text)
 
-    with open(args.source, "rb") as file:
+    with _opened(args.source) as file:
         info = os.fstat(file.fileno())
-        with rsocket.create_connection((host, args.port), args.timeout, provider=args.provider) as stream:
+        with looking_up(host, args.port):
+            stream = rsocket.create_connection((host, args.port), args.timeout, provider=args.provider)
+        with stream:
             say("opening...")
             name = os.fsencode(path)
             name += bytes(8 - len(name) % 8)

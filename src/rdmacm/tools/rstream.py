@@ -32,6 +32,7 @@ from rdmacm.tools.arguments import (
     take_host,
 )
 from rdmacm.tools.commands import COMMANDS
+from rdmacm.tools.names import looking_up
 from rdmacm.tools.output import Page, Parser, write, write_error, write_json
 from rdmacm.tools.serving import announce
 
@@ -242,7 +243,8 @@ class StreamTests:
             if isinstance(info.dst_addr, tuple):
                 return info.family, info.dst_addr[:2], info
         flags = tcp.AI_PASSIVE * is_passive | tcp.AI_NUMERICHOST * (args.format != "name")
-        found = tcp.getaddrinfo(host, args.port, family, tcp.SOCK_STREAM, 0, flags)[0]
+        with looking_up(host, args.port):
+            found = tcp.getaddrinfo(host, args.port, family, tcp.SOCK_STREAM, 0, flags)[0]
         return found[0], found[4], None  # type: ignore[return-value]
 
     def _listen(self) -> Socket:
@@ -267,7 +269,8 @@ class StreamTests:
         try:
             made.settimeout(self.args.timeout)
             if self.args.bind:
-                made.bind((self.args.bind, 0))
+                with looking_up(self.args.bind, 0):
+                    made.bind((self.args.bind, 0))
             if info is not None and info.route and not self._is_tcp:
                 route = b"".join(path.pack() for path in info.route)
                 made.setsockopt(rsocket.SOL_RDMA, rsocket.RDMA_ROUTE, route)

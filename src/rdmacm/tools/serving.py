@@ -23,6 +23,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.net import open_network
 from rdmacm.provider import get_provider
 from rdmacm.tools.connection import DISCONNECT_TIMEOUT, PORT_SPACES, ToolConnection
+from rdmacm.tools.names import looking_up
 from rdmacm.tools.output import ReaderGoneError, write_error
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.enums import PortState, QPType
@@ -59,7 +60,8 @@ def own_host(provider: str | None, default: str = "127.0.0.1") -> str:
 def bind(cmid: CmId, address: str | None, port: int) -> None:
     """Bind an id that is going to listen; without an address to the wildcard address of IPv6 and IPv4."""
     if address is not None:
-        cmid.bind_addr((address, port))
+        with looking_up(address, port):
+            cmid.bind_addr((address, port))
         return
     try:
         cmid.bind_addr(("::", port))

@@ -31,6 +31,7 @@ from rdmacm.tools.arguments import (
     take_host,
 )
 from rdmacm.tools.commands import COMMANDS
+from rdmacm.tools.names import looking_up
 from rdmacm.tools.output import Page, Parser, write, write_error, write_json
 from rdmacm.tools.rstream import chosen_letters, count_text, size_text
 from rdmacm.tools.serving import announce_address
@@ -127,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _open(args: argparse.Namespace, chosen: frozenset[str], host: str | None) -> tuple[_Socket, Any]:
     """A socket for an address, and the address."""
-    family, kind, _, _, address = udp.getaddrinfo(host, args.port, 0, udp.SOCK_DGRAM, 0, udp.AI_PASSIVE)[0]
+    with looking_up(host, args.port):
+        family, kind, _, _, address = udp.getaddrinfo(host, args.port, 0, udp.SOCK_DGRAM, 0, udp.AI_PASSIVE)[0]
     made = udp.socket(family, kind) if "s" in chosen else rsocket.socket(family, kind, provider=args.provider)
     for option in (udp.SO_SNDBUF, udp.SO_RCVBUF):
         made.setsockopt(udp.SOL_SOCKET, option, args.buffer or _BUFFER)
@@ -202,7 +204,8 @@ class _Client:
         made, address = _open(args, self._chosen, args.server)
         with made:
             if args.bind:
-                made.bind((args.bind, 0))
+                with looking_up(args.bind, 0):
+                    made.bind((args.bind, 0))
             if not args.json:
                 write(f"{'name':<10}{'bytes':<8}{'xfers':<8}{'total':<8}{'time':>8} {'Gb/sec':>10}{'usec/xfer':>13}\n")
             made.connect(address)
