@@ -100,12 +100,12 @@ class Ours:
     address: str
     python: str = "python3"
 
-    def run(self, run: Run, server: str, client: str) -> str:
-        """The client's output. Its server does not end by itself."""
+    def run(self, run: Run, server: str, client: str, end: str = "kill $SERVER") -> str:
+        """The client's output. ``end`` is what ends its server."""
         return run(
             f"export RDMACM_PROVIDER={self.provider}\n"
             f"serve_{self.host} {self.python} -m rdmacm {server} -b {self.address}\n"
-            f"{self.host} {self.python} -m rdmacm {client} && kill $SERVER"
+            f"{self.host} {self.python} -m rdmacm {client} && {end}"
         )
 
 
@@ -173,13 +173,8 @@ def stream_of_c(run: Run) -> float:
 
 
 def stream_of_ours(run: Run, device: Ours) -> float:
-    rstream = f"{device.python} -m rdmacm rstream"
-    output = run(
-        f"export RDMACM_PROVIDER={device.provider}\n"
-        f"serve_{device.host} {rstream} -b {device.address} {STREAMED}\n"
-        f"{device.host} {rstream} {device.address} {STREAMED} && finish"
-    )
-    return bandwidth_of_stream(output)
+    rstream = f"rstream {STREAMED}"
+    return bandwidth_of_stream(device.run(run, rstream, f"{rstream} {device.address}", "finish"))
 
 
 def transfers_of_c(run: Run) -> Figures:

@@ -165,7 +165,7 @@ def step(rng: random.Random, both: Both) -> None:
         ours.received(imm)
 
     def data_arrive() -> None:
-        room = ours._granted - ours._arrived
+        room = ours._granted - ours._taken - ours.unread
         both.write_memory("receiving", 0, rng.randbytes(min(size, len(both.memory["receiving"][0]))))
         receive(immediate(Operation.DATA, rng.randint(0, room) if rng.random() < 0.98 else size))
 

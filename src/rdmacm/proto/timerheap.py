@@ -86,7 +86,7 @@ class LazyTimerHeap(Generic[K]):
     def pop_due(self, now: float) -> K | None:
         """Remove a deadline that is not after ``now`` (seconds) and return its key; None without such a deadline."""
         heap = self._heap
-        while heap and heap[0][0] <= now:
+        while heap and heap[0][0] <= now:  # as next_deadline(), without calling it for each of many
             when, _, key = heapq.heappop(heap)
             if self.entry_times.get(key) == when:
                 del self.entry_times[key]

@@ -12,7 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar
 
-from rdmacm.address import InetAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
 from rdmacm.constants import CmEventType, PortSpace, RaiFlag
@@ -257,13 +256,9 @@ def find_server(
 
     A resolution that takes longer than ``timeout_ms`` is repeated up to ``retries`` times.
     """
-    where = None
-    if source is not None:
-        with looking_up(source, 0):
-            found = lookup_address((source, 0))
-        where = found.sockaddr if isinstance(found, InetAddr) else found
+    where = None if source is None else (source, 0)
     hints = AddrInfo(flags=RaiFlag(0), qp_type=qp_type, port_space=PORT_SPACES[qp_type], src_addr=where)
-    with notice(f"the resolution of {host}"):
+    with notice(f"the resolution of {host}"), looking_up(source, 0):  # what fails for the host is in the explanation
         for _ in range(1 + retries):
             cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=provider)
             if explanation.errno != errno.ETIMEDOUT:

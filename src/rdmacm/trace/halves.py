@@ -202,7 +202,7 @@ class Direction:
         return oldest is not None and (psn - oldest.first & PSN_MASK) < PSN_HALF
 
     def _probe(self, psn: int) -> None:
-        """A request that only asks for an acknowledgement; the PSN before the first that its sender has none of."""
+        """A request that only asks for an acknowledgement. The next PSN is the first that its sender has none for."""
         lacks = psn + 1 & PSN_MASK
         rnr = self.reverse.rnr if self.reverse else 0
         # One with the last PSN asks whether the other end is still there.

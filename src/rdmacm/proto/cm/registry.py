@@ -105,7 +105,7 @@ class Connections:
         if self.by_id.pop(comm_id, None) is not None:
             self.freed.add(comm_id)
         self.unasked.pop(comm_id, None)
-        if comm_id in self.timers.entry_times:
+        if comm_id in self.timers.entry_times:  # not where TIMEWAIT is over, as nearly always
             self.timers.discard(comm_id)
 
     def clear(self) -> None:

@@ -152,8 +152,8 @@ class StreamEngine:
         self._next_entry = 1
         # Receiving.
         self._half = len(receiving) // 2
-        #: Bytes that the peer was given room for, that have arrived, and that the application has taken.
-        self._granted, self._arrived, self._taken = self._half, 0, 0
+        #: Bytes that the peer was given room for, and that the application has taken.
+        self._granted, self._taken = self._half, 0
         #: Bytes that have arrived and that the application has not taken.
         self.unread: int = 0
         #: Messages that have arrived, and how many the peer may send in all.
@@ -308,12 +308,11 @@ class StreamEngine:
     def _data(self, size: int) -> None:
         if not self._count_message():
             return
-        if size > self._granted - self._arrived:
+        if size > self._granted - self._taken - self.unread:
             self._break(Fault.MORE_BYTES)
         elif self._peer_has_finished:
             self._break(Fault.AFTER_THE_END)
         else:
-            self._arrived += size
             self.unread += size
             self._grant()
 
