@@ -427,7 +427,7 @@ async def permissions_passive(side: Side) -> None:
         event = await side.event(E.DISCONNECTED)
         assert event.id is cmid
         assert bytes(buffer) == pattern(4096), attempt
-        assert qp.state is QPState.ERR, attempt
+        assert qp.query()[0].qp_state is QPState.ERR, attempt
         cmid.destroy()
         if window is not None:
             window.close()

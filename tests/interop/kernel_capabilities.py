@@ -15,7 +15,7 @@ from support.capabilities import CALLS, Place, check
 from support.ends import states_of
 
 INIT, RTS, ERR = QPState.INIT, QPState.RTS, QPState.ERR
-CONNECTION = {"attached": INIT, "accepted": RTS, "disconnected": ERR, "ended": ERR}
+CONNECTION = {"attached": INIT, "accepted": RTS, "disconnected": ERR, "ended": RTS}
 DATAGRAMS = {"attached": RTS, "accepted": RTS, "disconnected": RTS}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -35,10 +34,6 @@ _TEXTS = {
     _E.DEVICE_REMOVAL: "the device was removed",
     _E.ADDR_CHANGE: "the hardware address of the interface has changed",
 }
-
-#: How long the queue pair stays usable after the peer's DREQ. Its last ACK came before, but rdma_rxe handles the two
-#: packets in different threads: a send that the peer has received would be flushed.
-LATE_ACK_SECONDS = 0.001
 
 
 def translate(host: KernelHost, queue: KernelQueue, raw: abi.Event) -> QueuedEvent | None:
@@ -234,9 +229,8 @@ def _connect_failed(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> Queu
 
 
 def _disconnected(core: KernelId, event: QueuedEvent, _raw: abi.Event) -> QueuedEvent | None:
-    if core.qp is not None and not core.is_iwarp and getattr(core.qp.backend, "has_sent", False):
-        time.sleep(LATE_ACK_SECONDS)
-    core.fail_qp()
+    if core.is_iwarp:
+        core.fail_qp()  # the connection that has ended is the queue pair's
     core.move(Trigger.DISCONNECTED)
     if core.is_disconnected:
         return None

@@ -92,8 +92,8 @@ DIFFERENCES = (
     Difference(
         _CONNECTED,
         "the peer's end of the connection",
-        "is answered by `disconnect`, and the queue pair stays in RTS until then",
-        "is answered when DISCONNECTED is fetched; the queue pair then goes to ERR, 1 ms later if it has sent",
+        "is answered by `disconnect`",
+        "is answered when DISCONNECTED is fetched; on iWARP the queue pair then is in ERR",
     ),
     Difference(_RELIABLE, "a retry count of 7", "7 retries", "6 retries on rdma_rxe, which takes 7 for no limit"),
     Difference(

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import struct
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,6 +65,9 @@ _OPTIONS = {
 _MOST_HELD = 1024
 _TO_RTS = (QPState.RTR, QPState.RTS)
 _TO_ERROR = QPAttr(qp_state=QPState.ERR)
+#: How long the queue pair stays usable after the peer's DREQ if `disconnect` follows at once. The last ACK came before,
+#: but rdma_rxe handles the two packets in different threads: a send that the peer has received would be flushed.
+_LATE_ACK_SECONDS = 0.001
 
 
 def create_id(host: KernelHost, queue: KernelQueue, owner: Owner, port_space: int, qp_type: int) -> KernelId:
@@ -445,9 +449,16 @@ class KernelId(IdState):
             self.begin("disconnect")
             if not self.is_established and self.rules.is_connected:
                 self.queue.drain()  # it may be, by an event that is not fetched
+            if self.is_disconnected:
+                self._await_last_ack()
             self.fail_qp()
             self.tell(Command.DISCONNECT, abi.only_id(self.number), "disconnect", Trigger.DISCONNECT)
             return self.is_established and not self.is_disconnected and self.rules.is_connected
+
+    def _await_last_ack(self) -> None:
+        backend = self.qp.backend if self.qp is not None else None
+        if getattr(backend, "has_sent", False) and getattr(backend, "state", None) is QPState.RTS:
+            time.sleep(_LATE_ACK_SECONDS)
 
     def answer_disconnection(self) -> None:
         """Confirm the peer's end of the connection, for which it waits; nothing where this side has ended it."""

@@ -87,5 +87,7 @@ def test_a_connection_from_its_ids_to_its_end(provider: KernelProvider, listener
             client.disconnect()
             assert state(client) is QPState.ERR
             assert fetch(listener.channel, E.DISCONNECTED).id is server
+            assert state(server) is QPState.RTS, "an ACK may still be on its way"
+            server.disconnect()
             assert state(server) is QPState.ERR
             assert fetch(channel, E.DISCONNECTED).id is client
