@@ -131,11 +131,17 @@ dropped() {
     rdma statistic show link rxe0/1
 }
 
-rxe() { if [ "$1" = python3 ]; then _warm "" "${@:2}"; else "$@"; fi; }
-soft() { if [ "$1" = python3 ]; then _warm soft "${@:2}"; else ip netns exec soft "$@"; fi; }
-iwarp() { if [ "$1" = python3 ]; then _warm iwarp "${@:2}"; else ip netns exec iwarp "$@"; fi; }
+rxe() { if _is_python "$@"; then _warm "" "$@"; else "$@"; fi; }
+soft() { if _is_python "$@"; then _warm soft "$@"; else ip netns exec soft "$@"; fi; }
+iwarp() { if _is_python "$@"; then _warm iwarp "$@"; else ip netns exec iwarp "$@"; fi; }
 
-# Run Python with these arguments in a namespace: a fork of the process that has imported everything (machine/warm.py).
+# Whether a command is "python3 ..." or "env NAME=VALUE... python3 ...".
+_is_python() {
+    if [ "$1" = env ]; then shift; while [[ $1 = [A-Z]*=* ]]; do shift; done; fi
+    [ "$1" = python3 ]
+}
+
+# Run such a command in a namespace: a fork of the process that has imported everything (machine/warm.py).
 _warm() {
     local order=/run/warm/$BASHPID-$SRANDOM pid
     printf '%s\0' "$BASHPID" "$1" "$PWD" "${@:2}" >"$order.args"
@@ -150,7 +156,7 @@ _warm() {
 }
 
 serve_rxe() {
-    if [ "$1" = python3 ]; then rxe "$@"; else exec "$@"; fi >/tmp/server.out 2>&1 &
+    if _is_python "$@"; then rxe "$@"; else exec "$@"; fi >/tmp/server.out 2>&1 &
     SERVER=$!
     _until_it_listens '[[ $(rdma resource show cm_id) == *LISTEN* ]]'
 }
@@ -164,7 +170,7 @@ serve_soft() {
 }
 
 pong_rxe() {
-    if [ "$1" = python3 ]; then rxe "$@"; else exec "$@"; fi >/tmp/server.out 2>&1 &
+    if _is_python "$@"; then rxe "$@"; else exec "$@"; fi >/tmp/server.out 2>&1 &
     SERVER=$!
     _until_it_listens '[[ $(cat /proc/net/udp /proc/net/udp6) == *:1C06* ]]'
 }

@@ -94,6 +94,7 @@ ip netns exec way sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sy
 echo 0 >/proc/sys/net/ipv4/route/error_cost
 ip -n soft route add default via 10.0.3.1
 ip route add 10.0.3.0/24 via $SOFT4
+until [[ $(ip -n soft link show s0) == *"state UP"* ]]; do nap 0.05; done
 """
 NO_ROUTER = "ip route delete 10.0.3.0/24\nip netns delete way\nno_network"
 

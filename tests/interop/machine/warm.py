@@ -2,8 +2,9 @@
 
 Starting Python and importing rdmacm takes long in these machines. An order is a line on the FIFO /run/warm/orders: a
 path. PATH.args holds, each ended by NUL, the process whose output the program inherits, the network namespace ("soft"
-or ""), the working directory and Python's arguments. PATH.pid appears when the program has started, PATH.status when it
-has ended, with its status as bash would report it. ``net.sh`` has the functions that write orders.
+or ""), the working directory and the command: "python3 ..." or "env NAME=VALUE... python3 ...". PATH.pid appears when
+the program has started, PATH.status when it has ended, with its status as bash would report it. ``net.sh`` has the
+functions that write orders.
 """
 
 from __future__ import annotations
@@ -23,23 +24,32 @@ import warnings
 from pathlib import Path
 from typing import NoReturn
 
+from support.inherited import populate
+
 ORDERS = Path("/run/warm/orders")
 IMPORTS = (
     "argparse",
     "ctypes",
     "json",
+    "platform",
     "rdmacm.aio",
     "rdmacm.cma",
     "rdmacm.diagnosis.explain",
     "rdmacm.endpoint",
+    "rdmacm.kernel.provider",
+    "rdmacm.kernel.verbs",
     "rdmacm.proto.roce.rc.engine",
     "rdmacm.soft.provider",
     "rdmacm.soft.wire.udp",
     "rdmacm.soft.device.device",
     "rdmacm.tools.cmtime",
+    "rdmacm.tools.devices",
     "rdmacm.tools.main",
+    "rdmacm.tools.mckey",
     "rdmacm.tools.perf",
     "rdmacm.tools.rping",
+    "rdmacm.tools.rstream",
+    "rdmacm.tools.udaddy",
     "rdmacm.tools.ucmatose",
     "interop.operations",
     "interop.peer",
@@ -90,11 +100,16 @@ def report(running: dict[int, Path]) -> None:
 
 def become(order: Path) -> list[str]:
     """Give this process the output, namespace and directory of the order; returns Python's arguments."""
-    output, namespace, folder, *arguments = os.fsdecode(order.with_suffix(".args").read_bytes()).split("\0")[:-1]
+    output, namespace, folder, *command = os.fsdecode(order.with_suffix(".args").read_bytes()).split("\0")[:-1]
+    program = command.index("python3")
+    for assignment in command[1:program]:
+        name, _, value = assignment.partition("=")
+        os.environ[name] = value
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setpgid(0, 0)
+    populate()
     for number in (1, 2):
         found = os.open(f"/proc/{output}/fd/{number}", os.O_WRONLY | os.O_APPEND)
         os.dup2(found, number)
@@ -103,7 +118,7 @@ def become(order: Path) -> list[str]:
     if namespace:
         enter(namespace)
     os.chdir(folder)
-    return arguments
+    return command[program + 1 :]
 
 
 def tell(file: Path, number: int) -> None:
