@@ -176,15 +176,17 @@ static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data
     reason = take_recv(ud, RDMACM_GRH_LENGTH + payload, &recv);
     if (reason != RDMACM_NOT_REFUSED)
         return reason;
-    if (recv.memory.is_inaccessible) {
+    uint8_t grh[RDMACM_GRH_LENGTH];
+    put_grh(grh, from, size, (uint16_t)identification);
+    if (recv.memory.is_inaccessible || (from->write && !from->write(&recv.memory, grh, data + start, payload))) {
         rdmacm_flush_recv(&ud->queues, recv.pin, RDMACM_WC_LOC_PROT_ERR);
         rdmacm_ud_flush(ud);
         return RDMACM_NOT_REFUSED;
     }
-    uint8_t grh[RDMACM_GRH_LENGTH];
-    put_grh(grh, from, size, (uint16_t)identification);
-    rdmacm_scatter(&recv.memory, 0, grh, sizeof grh);
-    rdmacm_scatter(&recv.memory, RDMACM_GRH_LENGTH, data + start, payload);
+    if (!from->write) {
+        rdmacm_scatter(&recv.memory, 0, grh, sizeof grh);
+        rdmacm_scatter(&recv.memory, RDMACM_GRH_LENGTH, data + start, payload);
+    }
     bool has_imm = data[0] == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE;
     struct rdmacm_completion *completion =
         rdmacm_complete(&ud->queues, recv.pin, (uint32_t)(RDMACM_GRH_LENGTH + payload));

@@ -51,10 +51,12 @@ enum rdmacm_polled rdmacm_wire_poll(struct rdmacm_wire *wire, const struct rdmac
     atomic_fetch_add_explicit(&wire->calls, 1, memory_order_relaxed);
     if (wire->acks)
         rdmacm_wire_acknowledge(wire, now);
+    wire->polled = queue;
     if (wire->recent < 0 || wire->polls % POLLS_PER_LOOK == 0)
         is_done = look(wire, &count);
     else
         count = receive_soon(wire);
+    wire->polled = NULL;
     if (!count && now >= wire->timers_due)
         rdmacm_wire_call_timers(wire, now);
     if (wire->ready)

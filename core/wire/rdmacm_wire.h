@@ -319,6 +319,10 @@ struct rdmacm_wire {
     /* The thread calls this, with the mutex, where the owner has something to do; NULL: it signals. */
     void (*settle)(struct rdmacm_wire *wire);
     const struct rdmacm_between *between; /* NULL: nothing */
+    const struct rdmacm_cq *polled; /* the queue whose poll reads packets; NULL: something else reads them */
+    /* How datagrams are received for queues that are not polled: their program may have freed the memory. NULL: it is
+     * there as long as they are posted. */
+    rdmacm_write *write;
 
     struct rdmacm_tally *tally, own_tally; /* the former is the latter, or the owner's */
     bool has_counts;                       /* whether one of `counts` is not 0 */

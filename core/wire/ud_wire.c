@@ -26,6 +26,8 @@ bool rdmacm_ud_is_own(const struct rdmacm_ud_end *end, const struct rdmacm_recei
 size_t rdmacm_ud_deliver(struct rdmacm_ud_end *end, const struct rdmacm_received *from, size_t at, size_t size) {
     struct rdmacm_wire *wire = end->conn.wire;
     struct rdmacm_ud_source source = {.traffic_class = USUAL_TRAFFIC_CLASS, .hop_limit = USUAL_HOP_LIMIT};
+    if (wire->polled != end->conn.recv_cq)
+        source.write = wire->write;
     if (!rdmacm_flow_of(from, &source.flow))
         return 0;
     memcpy(source.source, rdmacm_source_of(from), from->local_length);

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Self
@@ -173,7 +174,6 @@ def installation(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     and once more for all others: that takes longest.
     """
     made: dict[str, str] = {}
-    wheels: list[str] = []
 
     def run(directory: Path, script: str) -> None:
         environ = variables(index, directory)
@@ -187,13 +187,12 @@ def installation(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         )
         assert ended.returncode == 0, f"{script}\n{ended.stdout}\n{ended.stderr}"
 
-    def wheel() -> str:
-        if not wheels:
-            directory = tmp_path_factory.mktemp("wheel")
-            copy_project(ROOT, directory / "project")
-            run(directory, "python3 -m pip wheel --no-deps --wheel-dir .. .")
-            wheels.extend(map(str, directory.glob("*.whl")))
-        return wheels[0]
+    @cache
+    def wheel() -> Path:
+        directory = tmp_path_factory.mktemp("wheel")
+        copy_project(ROOT, directory / "project")
+        run(directory, "python3 -m pip wheel --no-deps --wheel-dir .. .")
+        return next(directory.glob("*.whl"))
 
     def install(page: str) -> str:
         key = page if any("pip install" in command for command in commands(page)) else ""

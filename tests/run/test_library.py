@@ -83,7 +83,7 @@ def test_it_stays_loaded(library: Path) -> None:
     output_of([sys.executable, "-c", f"{unload}; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOLOAD)", path], {})
 
 
-@pytest.mark.parametrize("what", ["gone", "changed", "built", "asked"])
+@pytest.mark.parametrize("what", ["gone", "unmapped", "changed", "built", "asked"])
 def test_memory(runs: Runs, what: str) -> None:
     """``memory.c`` says what each of these is."""
     assert runs("memory", what) == "done\n"

@@ -11,11 +11,10 @@ import contextlib
 import errno
 import logging
 import struct
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
 from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
@@ -41,7 +40,7 @@ from rdmacm.provider.connparam import ConnParam, Ece
 from rdmacm.provider.multicast import GroupJoin
 from rdmacm.resolution.path import shown_path
 from rdmacm.verbs.attr import QPAttr
-from rdmacm.verbs.enums import EventType, QPAttrMask, QPState
+from rdmacm.verbs.enums import EventType, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
     from rdmacm.errors import Failure
@@ -456,9 +455,11 @@ class KernelId(IdState):
             return self.is_established and not self.is_disconnected and self.rules.is_connected
 
     def _await_last_ack(self) -> None:
-        backend = self.qp.backend if self.qp is not None else None
-        if getattr(backend, "has_sent", False) and getattr(backend, "state", None) is QPState.RTS:
-            time.sleep(_LATE_ACK_SECONDS)
+        qp = self.qp
+        if qp is None or qp.qp_type is QPType.UC or qp.backend.state is not QPState.RTS:
+            return  # there are no ACKs, or nothing would use them
+        if getattr(qp.backend, "has_sent", False):
+            sleep(_LATE_ACK_SECONDS)
 
     def answer_disconnection(self) -> None:
         """Confirm the peer's end of the connection, for which it waits; nothing where this side has ended it."""

@@ -1,11 +1,14 @@
-/* Memory that requests have while its key goes away or changes, and requests by ibv_wr_start(3): memory
- * gone|changed|built|asked. Each prints "done". */
+/* Memory that requests have while its key or itself goes away, or changes, and requests by ibv_wr_start(3): memory
+ * gone|unmapped|changed|built|asked. Each prints "done". */
 #define _GNU_SOURCE
 #include "pair.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { WRITABLE = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };
 
@@ -111,6 +114,75 @@ static void test_gone(void) {
     read_is_gone(context, IBV_WR_ATOMIC_FETCH_AND_ADD);
 }
 
+/* -- unmapped -------------------------------------------------------------------------------------------------------- */
+
+static volatile int thread_reads = 1;
+
+/* In place of the C library's: the thread of the library that serves peers may be kept from reading packets. */
+ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
+    if (thread_reads || gettid() == getpid())
+        return syscall(SYS_recvmsg, fd, message, flags);
+    errno = EAGAIN;
+    return -1;
+}
+
+static void make_ready(struct ibv_qp *qp) {
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7};
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_QKEY));
+    attr.qp_state = IBV_QPS_RTR;
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+    attr.qp_state = IBV_QPS_RTS;
+    CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+}
+
+/* UCX unmaps the memory of the receives of a datagram queue pair, which stays registered, before it destroys that. A
+ * datagram arrives meanwhile: the thread reads it, or the call that destroys the queue pair. */
+static void receive_is_unmapped(struct ibv_context *context, int with_thread) {
+    struct pair pair = create_pair(context);
+    struct ibv_cq *cqs[] = {pair.cq, ibv_create_cq(context, 4, NULL, pair.channel, 0)}, *reported;
+    for (int i = 0; i < 2; i++) {
+        struct ibv_qp_init_attr attr = {.send_cq = cqs[i], .recv_cq = cqs[i], .qp_type = IBV_QPT_UD, .cap = {4, 4, 1, 1, 0}};
+        CHECK(cqs[i] && (pair.qps[i] = ibv_create_qp(pair.pd, &attr)));
+        make_ready(pair.qps[i]);
+    }
+    struct ibv_ah_attr to = {.is_global = 1, .port_num = 1, .grh = {.dgid = pair.gid}};
+    struct ibv_sge part = {(uintptr_t)pair.memory, SIZE / 2, pair.mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &part, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    wr.wr.ud.remote_qpn = pair.qps[1]->qp_num;
+    wr.wr.ud.remote_qkey = 7;
+    CHECK(wr.wr.ud.ah = ibv_create_ah(pair.pd, &to));
+    struct ibv_mr *mr = ibv_reg_mr(pair.pd, map(), SIZE, IBV_ACCESS_LOCAL_WRITE);
+    for (int i = 0; i < 3; i++)
+        receive(pair.qps[1], mr);
+    memset(pair.memory, 9, SIZE);
+
+    thread_reads = with_thread;
+    if (with_thread) { /* it writes while the memory is there */
+        void *context_of;
+        CHECK(!ibv_req_notify_cq(cqs[1], 0) && !ibv_post_send(pair.qps[0], &wr, &bad));
+        CHECK(!ibv_get_cq_event(pair.channel, &reported, &context_of) && reported == cqs[1]);
+        CHECK(((uint8_t *)mr->addr)[40 + SIZE / 2 - 1] == 9 && !ibv_req_notify_cq(cqs[1], 0));
+        ibv_ack_cq_events(cqs[1], 1);
+    }
+    CHECK(!munmap(mr->addr, SIZE) && !ibv_post_send(pair.qps[0], &wr, &bad));
+    if (with_thread) {
+        struct ibv_wc wcs[4];
+        void *context_of;
+        CHECK(!ibv_get_cq_event(pair.channel, &reported, &context_of) && reported == cqs[1]);
+        ibv_ack_cq_events(cqs[1], 1);
+        CHECK(ibv_poll_cq(cqs[1], 4, wcs) == 3 && wcs[0].status == IBV_WC_SUCCESS);
+        CHECK(wcs[1].status == IBV_WC_LOC_PROT_ERR && wcs[2].status == IBV_WC_WR_FLUSH_ERR);
+    }
+    CHECK(!ibv_destroy_qp(pair.qps[1]) && !ibv_dereg_mr(mr));
+    thread_reads = 1;
+}
+
+static void test_unmapped(void) {
+    struct ibv_context *context = open_first();
+    receive_is_unmapped(context, 0);
+    receive_is_unmapped(context, 1);
+}
+
 /* -- changed --------------------------------------------------------------------------------------------------------- */
 
 static void test_changed(void) {
@@ -201,7 +273,7 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } tests[] = {{"gone", test_gone}, {"changed", test_changed}, {"built", test_built}, {"asked", test_asked}};
+    } tests[] = {{"gone", test_gone}, {"unmapped", test_unmapped}, {"changed", test_changed}, {"built", test_built}, {"asked", test_asked}};
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++)
         if (!strcmp(argv[1], tests[i].name)) {
             tests[i].run();
