@@ -9,8 +9,8 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -21,6 +21,7 @@ import pytest
 import rdmacm
 from rdmacm import CmDisconnectedError, CmTimeoutError, Connection, EventChannel, Listener
 from rdmacm.interrupts import handlers
+from rdmacm.interrupts.protection import is_at_work
 from rdmacm.soft import open_provider
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.testing import Fabric, MemoryNetwork, VirtualClock, memory_provider
@@ -177,6 +178,65 @@ def test_a_second_signal_in_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         signal.signal(SIGNAL, before)
     assert calls == [SIGNAL]
+
+
+def in_each_decision(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Call ``act`` whenever the wrapper of a handler looks at what the thread is doing."""
+
+    def look(frame: FrameType | None) -> bool:
+        act()
+        return is_at_work(frame)
+
+    patch.setattr(handlers, "is_at_work", look)
+
+
+def test_signals_that_come_before_their_handler_is_called(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rdmacm.listen(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patch:
+        in_each_decision(patch, lambda: signal.raise_signal(SIGNAL))
+        interrupt_in_receive(monkeypatch)
+        with pytest.raises(Interrupted):
+            listener.accept(timeout=30)
+    assert handler.calls == 1
+    assert handler.within == ["Waiter.wait"]
+
+
+def test_a_signal_is_not_lost_to_the_exception_of_another(handler: Handler) -> None:
+    def interrupt() -> None:
+        patch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    with rdmacm.listen(("127.0.0.1", 0)), pytest.MonkeyPatch.context() as patch:
+        in_each_decision(patch, interrupt)
+        with pytest.raises(Interrupted) as caught, suppress(KeyboardInterrupt):
+            signal.raise_signal(SIGNAL)
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)
+    assert handler.calls == 1
+
+
+def test_a_child_that_is_forked_before_a_handler_is_called_gets_signals(handler: Handler) -> None:
+    children: list[int] = []
+
+    def fork() -> None:
+        children.append(os.fork())
+        if not children[0]:
+            try:
+                signal.raise_signal(SIGNAL)
+            except Interrupted:
+                os._exit(0)
+            finally:
+                os._exit(1)
+
+    def fork_in_thread() -> None:
+        patch.undo()
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+
+    with rdmacm.listen(("127.0.0.1", 0)), pytest.MonkeyPatch.context() as patch:
+        in_each_decision(patch, fork_in_thread)
+        with pytest.raises(Interrupted):
+            signal.raise_signal(SIGNAL)
+    assert os.waitpid(children[0], 0)[1] == 0
 
 
 def test_a_new_handler_is_found(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:

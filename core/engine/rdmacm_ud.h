@@ -12,13 +12,15 @@ enum { RDMACM_UD_MOST_PAYLOAD = 4096 };
 
 /* Writes a GRH and `size` bytes behind it to memory that may be gone. False: it is. */
 typedef bool rdmacm_write(const struct rdmacm_memory *memory, const uint8_t *grh, const uint8_t *data, size_t size);
+/* Writes them to memory that is there. */
+rdmacm_write rdmacm_ud_write;
 
 /* Where a packet comes from and has arrived. */
 struct rdmacm_ud_source {
     struct rdmacm_flow flow;
     uint8_t source[16], destination[16]; /* 4 or 16 bytes are used */
     uint8_t traffic_class, hop_limit;
-    rdmacm_write *write; /* NULL: the memory of receives is there */
+    rdmacm_write *write; /* NULL: rdmacm_ud_write */
 };
 
 struct rdmacm_ud {

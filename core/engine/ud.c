@@ -162,6 +162,12 @@ static enum rdmacm_refusal take_recv(struct rdmacm_ud *ud, size_t length, struct
     return rdmacm_take_recv(&ud->queues, recv) ? RDMACM_NOT_REFUSED : RDMACM_REFUSED_NO_RECEIVE;
 }
 
+bool rdmacm_ud_write(const struct rdmacm_memory *memory, const uint8_t *grh, const uint8_t *data, size_t size) {
+    rdmacm_scatter(memory, 0, grh, RDMACM_GRH_LENGTH);
+    rdmacm_scatter(memory, RDMACM_GRH_LENGTH, data, size);
+    return true;
+}
+
 /* `place`: that of the packet in its train, which probably is its IPv4 identification. */
 static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data, size_t size, size_t place,
                                        const struct rdmacm_ud_source *from) {
@@ -178,14 +184,11 @@ static enum rdmacm_refusal take_packet(struct rdmacm_ud *ud, const uint8_t *data
         return reason;
     uint8_t grh[RDMACM_GRH_LENGTH];
     put_grh(grh, from, size, (uint16_t)identification);
-    if (recv.memory.is_inaccessible || (from->write && !from->write(&recv.memory, grh, data + start, payload))) {
+    rdmacm_write *write = from->write ? from->write : rdmacm_ud_write;
+    if (recv.memory.is_inaccessible || !write(&recv.memory, grh, data + start, payload)) {
         rdmacm_flush_recv(&ud->queues, recv.pin, RDMACM_WC_LOC_PROT_ERR);
         rdmacm_ud_flush(ud);
         return RDMACM_NOT_REFUSED;
-    }
-    if (!from->write) {
-        rdmacm_scatter(&recv.memory, 0, grh, sizeof grh);
-        rdmacm_scatter(&recv.memory, RDMACM_GRH_LENGTH, data + start, payload);
     }
     bool has_imm = data[0] == RDMACM_UD_SEND_ONLY_WITH_IMMEDIATE;
     struct rdmacm_completion *completion =

@@ -116,11 +116,8 @@ static bool write_if_there(const struct rdmacm_memory *memory, const uint8_t *gr
         length += remote[count].iov_len;
     }
     ssize_t written = process_vm_writev(getpid(), local, 2, remote, count, 0);
-    if (written < 0 && (errno == ENOSYS || errno == EPERM)) { /* the kernel or a container has no such call */
-        rdmacm_scatter(memory, 0, grh, RDMACM_GRH_LENGTH);
-        rdmacm_scatter(memory, RDMACM_GRH_LENGTH, data, size);
-        return true;
-    }
+    if (written < 0 && (errno == ENOSYS || errno == EPERM)) /* the kernel or a container has no such call */
+        return rdmacm_ud_write(memory, grh, data, size);
     return written == (ssize_t)(RDMACM_GRH_LENGTH + size);
 }
 

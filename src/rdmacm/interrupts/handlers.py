@@ -116,22 +116,34 @@ def _is_asyncio(handler: object) -> bool:
 class _Deferring:
     """A handler that is called when the interrupted thread can be interrupted."""
 
-    __slots__ = ("_since", "handler")
+    __slots__ = ("_decides", "_since", "handler")
 
     def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         #: The handler that was found.
         self.handler = handler
         #: Since when its signal is deferred, in seconds of processor time and of real time; None if it is not.
         self._since: tuple[float, float] | None = None
+        #: Whether a call is looking at what the interrupted thread does.
+        self._decides = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> object:
-        if not (is_at_work(frame) or loses_exceptions(frame)) or self._is_overdue():
-            self._since = None
-            return self.handler(signum, frame)
-        again = map(_simulate, (signum,))
-        # Not a call: after a call, the interpreter would run this handler inside of itself, without end.
-        (_,) = again
-        return None
+        if self._decides:
+            # The signal has come again, and its handler was not called yet. Where signals come faster than it takes to
+            # look, these calls would run inside of each other, without end.
+            return None
+        again, is_due = map(_simulate, (signum,)), False
+        self._decides = True
+        try:
+            is_due = not (is_at_work(frame) or loses_exceptions(frame)) or self._is_overdue()
+        finally:  # also where the handler of another signal raises
+            self._decides = False
+            if not is_due:
+                # Not a call: after a call, the interpreter would run this handler inside of itself, without end.
+                (_,) = again
+        if not is_due:
+            return None
+        self._since = None
+        return self.handler(signum, frame)
 
     def _is_overdue(self) -> bool:
         worked, now = time.thread_time(), time.monotonic()

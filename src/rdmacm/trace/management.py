@@ -167,7 +167,7 @@ class Managers:
         connection.count("REQ")
         to = f"port {connection.port} ({connection.port_space})" if connection.port_space else ""
         to = to or f"service id {message.service_id:#x}"
-        detail = f"{to}, QP {message.local_qpn:#08x}, PSN {message.starting_psn:#x}, MTU {connection.mtu}"
+        detail = f"{to}, QP {message.local_qpn:#08x}, PSN {message.starting_psn:#08x}, MTU {connection.mtu}"
         connection.note(now, 0, "REQ", detail, ("REQ", message.local_comm_id, tid & 0xFFFFFFFF))
         return connection
 
@@ -184,7 +184,7 @@ class Managers:
             if first.qpn:
                 back = self._connections.add_half(connection, 1, first.qpn, now)
                 back.next_psn = -1 if first.psn is None else first.psn
-        return f"QP {qpn:#08x}, PSN {message.starting_psn:#x}"
+        return f"QP {qpn:#08x}, PSN {message.starting_psn:#08x}"
 
     def _late(self, pair: Pair, message: Message, now: int) -> tuple[Connection | None, int]:
         """The connection of a message whose request is not in the capture."""

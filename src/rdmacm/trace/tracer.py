@@ -405,7 +405,7 @@ class Tracer:
             type = syndrome >> 5 & 3
             if type:
                 name = "RNR NAK" if type == 1 else f"NAK {NAKS.get(syndrome & 0x1F, syndrome & 0x1F)}"
-                detail = "the receiver is not ready" if type == 1 else f"from PSN {psn:#x} on"
+                detail = "the receiver is not ready" if type == 1 else f"from PSN {psn:#08x} on"
                 connection.note(now, connection.halves.index(half), name, detail, (name,))
         if requester is not None and upto is not None:
             requester.acknowledge(upto, now)

@@ -140,6 +140,7 @@ static void make_ready(struct ibv_qp *qp) {
 static void receive_is_unmapped(struct ibv_context *context, int with_thread) {
     struct pair pair = create_pair(context);
     struct ibv_cq *cqs[] = {pair.cq, ibv_create_cq(context, 4, NULL, pair.channel, 0)}, *reported;
+    void *context_of;
     for (int i = 0; i < 2; i++) {
         struct ibv_qp_init_attr attr = {.send_cq = cqs[i], .recv_cq = cqs[i], .qp_type = IBV_QPT_UD, .cap = {4, 4, 1, 1, 0}};
         CHECK(cqs[i] && (pair.qps[i] = ibv_create_qp(pair.pd, &attr)));
@@ -158,7 +159,6 @@ static void receive_is_unmapped(struct ibv_context *context, int with_thread) {
 
     thread_reads = with_thread;
     if (with_thread) { /* it writes while the memory is there */
-        void *context_of;
         CHECK(!ibv_req_notify_cq(cqs[1], 0) && !ibv_post_send(pair.qps[0], &wr, &bad));
         CHECK(!ibv_get_cq_event(pair.channel, &reported, &context_of) && reported == cqs[1]);
         CHECK(((uint8_t *)mr->addr)[40 + SIZE / 2 - 1] == 9 && !ibv_req_notify_cq(cqs[1], 0));
@@ -167,7 +167,6 @@ static void receive_is_unmapped(struct ibv_context *context, int with_thread) {
     CHECK(!munmap(mr->addr, SIZE) && !ibv_post_send(pair.qps[0], &wr, &bad));
     if (with_thread) {
         struct ibv_wc wcs[4];
-        void *context_of;
         CHECK(!ibv_get_cq_event(pair.channel, &reported, &context_of) && reported == cqs[1]);
         ibv_ack_cq_events(cqs[1], 1);
         CHECK(ibv_poll_cq(cqs[1], 4, wcs) == 3 && wcs[0].status == IBV_WC_SUCCESS);
@@ -273,7 +272,10 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } tests[] = {{"gone", test_gone}, {"unmapped", test_unmapped}, {"changed", test_changed}, {"built", test_built}, {"asked", test_asked}};
+    } tests[] = {
+        {"gone", test_gone},   {"unmapped", test_unmapped}, {"changed", test_changed},
+        {"built", test_built}, {"asked", test_asked},
+    };
     for (size_t i = 0; argc > 1 && i < sizeof tests / sizeof *tests; i++)
         if (!strcmp(argv[1], tests[i].name)) {
             tests[i].run();
