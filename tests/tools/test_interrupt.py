@@ -100,10 +100,18 @@ def test_interrupt_at_exit_is_quiet(kind: str, tmp_path: Path) -> None:
     assert interrupted(command(kind, tmp_path), "exit", tmp_path)[:2] == (130, "")
 
 
-def test_interrupt_in_a_finalizer_is_delivered_again() -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_interrupt_in_a_finalizer_is_delivered_again(is_slow: bool) -> None:
+    """Also where the thread that delivers it has time before the finalizer has ended."""
     code = (
-        "import os, signal, sys, time\n"
+        "import os, signal, sys, threading, time\n"
         "from rdmacm.tools import main as tool\n"
+        "start = threading.Thread.start\n"
+        "def start_slowly(thread):\n"
+        "    start(thread)\n"
+        "    thread.join(0.3)\n"
+        f"if {is_slow}:\n"
+        "    threading.Thread.start = start_slowly\n"
         "class Late:\n"
         "    def __del__(self):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

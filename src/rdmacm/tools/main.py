@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from importlib import import_module
+from time import sleep
 from typing import NoReturn, cast
 
 from rdmacm.errors import RdmaError, cm_error
@@ -239,8 +240,20 @@ def _unraisable(failure: sys.UnraisableHookArgs) -> None:
     if not isinstance(failure.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(failure)
         return
-    # Not in this thread: it would come before this function returns, and be lost again.
-    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Thread(target=_interrupt_again, daemon=True).start()
+
+
+def _interrupt_again() -> None:
+    """Interrupt the main thread once it has left :func:`_unraisable`, where an interrupt would be lost again."""
+    main_thread = threading.main_thread().ident or 0
+    frame = sys._current_frames().get(main_thread)
+    while frame is not None:
+        if frame.f_code is _unraisable.__code__:
+            sleep(0.001)
+            frame = sys._current_frames().get(main_thread)
+        else:
+            frame = frame.f_back
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
