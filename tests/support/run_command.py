@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["datagrams", "is_listening", "running", "started"]
+__all__ = ["datagrams", "has_tcp_socket", "is_listening", "running", "started"]
 
 
 @contextmanager
@@ -53,3 +53,11 @@ def datagrams() -> int:
 def is_listening(port: int) -> bool:
     """Whether a socket of TCP and IPv4 listens to a port, in this thread's network namespace."""
     return f":{port:04X} 00000000:0000 0A" in Path("/proc/thread-self/net/tcp").read_text()
+
+
+def has_tcp_socket() -> bool:
+    """Whether this process has a socket of the kernel's TCP and IPv4 that is bound or connected."""
+    table = Path("/proc/thread-self/net/tcp").read_text().splitlines()
+    inodes = {line.split()[9] for line in table[1:]}
+    links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return any(link[len("socket:[") : -1] in inodes for link in links if link.startswith("socket:["))

@@ -1,7 +1,8 @@
 """asyncio's echo server and clients, in one loop. Prints what was echoed, and whether it was by TCP."""
 
 import asyncio
-from pathlib import Path
+
+from support.run_command import has_tcp_socket
 
 BIG = bytes(range(97, 123)) * 20_000 + b"\n"
 
@@ -31,8 +32,7 @@ async def ask(port: int) -> int:
 async def main() -> None:
     async with await asyncio.start_server(echo, "127.0.0.1", 0, limit=1 << 20) as server:
         port = server.sockets[0].getsockname()[1]
-        is_tcp = f":{port:04X} " in Path("/proc/self/net/tcp").read_text()
-        print(sum(await asyncio.gather(*(ask(port) for _ in range(3)))), "TCP" if is_tcp else "RDMA")
+        print(sum(await asyncio.gather(*(ask(port) for _ in range(3)))), "TCP" if has_tcp_socket() else "RDMA")
 
 
 asyncio.run(main())

@@ -3,7 +3,8 @@
 import select
 import socket
 import threading
-from pathlib import Path
+
+from support.run_command import has_tcp_socket
 
 DATA = bytes(range(256)) * 4000
 
@@ -19,7 +20,7 @@ def serve(listener: socket.socket, received: bytearray) -> None:
 def main() -> None:
     received = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        is_tcp = f":{listener.getsockname()[1]:04X} " in Path("/proc/self/net/tcp").read_text()
+        is_tcp = has_tcp_socket()
         server = threading.Thread(target=serve, args=(listener, received))
         server.start()
         with socket.create_connection(listener.getsockname(), timeout=30) as client:
