@@ -224,7 +224,7 @@ record() {
     : >/tmp/tcpdump.err
     tcpdump -i va -Z root -U --immediate-mode -s 8192 -B 98304 -w "$1" 'udp port 4791' 2>>/tmp/tcpdump.err &
     RECORDER=$!
-    until [[ $(</tmp/tcpdump.err) == *listening* ]]; do runs "$RECORDER" || return; nap 0.01; done
+    until [[ $(</tmp/tcpdump.err) == *listening*bytes ]]; do runs "$RECORDER" || return; nap 0.01; done
     # The kernel counts what it received before tcpdump set its filter, too.
     _recorder_counts
     UNFILTERED=$((RECEIVED - CAPTURED))
@@ -244,12 +244,21 @@ recorded() {
     wait "$RECORDER"
 }
 
-# tcpdump's counts of packets: read, received by the filter, and dropped by the kernel.
+# tcpdump's counts of packets: read, received by the filter, and dropped by the kernel. Its signal handler prints them,
+# even in the middle of another message, which damages both texts: then it is asked again.
 _recorder_counts() {
-    local counts
-    : >/tmp/tcpdump.err
-    kill -USR1 "$RECORDER"
-    until [[ $(</tmp/tcpdump.err) == *"by kernel"* ]]; do runs "$RECORDER" || return; nap 0.01; done
-    mapfile -t counts < <(grep -oE '[0-9]+ packet' /tmp/tcpdump.err)
-    CAPTURED=${counts[0]% *} RECEIVED=${counts[1]% *} DROPPED=${counts[2]% *}
+    local i said=
+    local line='([0-9]+) packets? captured, ([0-9]+) packets? received by filter, ([0-9]+) packets? dropped by kernel'
+    for ((i = 0; ; i++)); do
+        if ((i % 100 == 0)); then
+            : >/tmp/tcpdump.err
+            kill -USR1 "$RECORDER"
+        fi
+        # bash leaves out null bytes, and warns of them.
+        { said=$(</tmp/tcpdump.err); } 2>/dev/null
+        [[ $said =~ $line ]] && break
+        runs "$RECORDER" || return
+        nap 0.01
+    done
+    CAPTURED=${BASH_REMATCH[1]} RECEIVED=${BASH_REMATCH[2]} DROPPED=${BASH_REMATCH[3]}
 }
