@@ -124,6 +124,20 @@ sent() {
     cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts
 }
 
+# send_all COUNT LIBRARY ARGUMENTS: librdmacm's mckey, which leaves the group when rdma_rxe has sent COUNT packets, or
+# has not within 30 s. LIBRARY is awaited_leave.c, compiled.
+send_all() {
+    local before
+    before=$(sent)
+    LD_PRELOAD=$2 mckey "${@:3}" < <(
+        for ((i = 0; i < 3000; i++)); do
+            (($(sent) - before < $1)) || exit
+            nap 0.01
+        done
+        echo "rdma_rxe has not sent what mckey posted" >&2
+    )
+}
+
 dropped() {
     grep . /proc/net/softnet_stat /sys/class/net/va/statistics/*dropped
     soft grep -E 'Udp6?(InErrors|RcvbufErrors|MemErrors)' /proc/net/snmp6
