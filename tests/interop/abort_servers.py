@@ -20,7 +20,7 @@ from collections.abc import Callable
 import rdmacm
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RdmaError, aio
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
-from rdmacm.kernel.verbs.opened import OpenedDevice
+from rdmacm.kernel.verbs import opened
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.verbs import CQ, MR, PD, QP, WC, WCStatus
 from support.clock import Stopwatch
@@ -59,8 +59,7 @@ def answer(message: bytes) -> bytes:
 
 def parts() -> Counter[str]:
     """What the kernel's provider has to release, by its own account: more than our objects where a release failed."""
-    opened = [each for each in gc.get_objects() if isinstance(each, OpenedDevice)]
-    return Counter(f"part {part.rank.name}" for device in opened for part in list(device._parts.values()))
+    return Counter(f"part {part.rank.name}" for each in list(opened._opened) for part in list(each._parts.values()))
 
 
 def descriptors() -> Counter[str]:

@@ -140,8 +140,6 @@ def test_our_riostream_writes_to_librdmacms(guest: Guest, family: int, shape: st
 # -- datagrams -------------------------------------------------------------------------------------------------
 
 OUR_UDPONG = "python3 -m rdmacm udpong"
-#: librdmacm's, with the address handles that a RoCE port needs.
-THEIR_UDPONG = "env LD_PRELOAD=/mnt/share/datagram_handles.so stdbuf -oL udpong"
 #: Tests with and without echo; on a link with an MTU of 1500 bytes, 1,000 are the most with a header for IPv6.
 ECHOED, COUNTED, ECHOED_LONG = "-S 16 -C 50 -T e", "-S 500 -C 200", "-S 1000 -C 50 -T e"
 PONGS = pytest.mark.parametrize("pong", [ECHOED, COUNTED], ids=["echoed", "counted"])
@@ -156,11 +154,11 @@ both_pongs = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def their_handles(guest: Guest) -> None:
-    """Build what :data:`THEIR_UDPONG` preloads."""
+def their_udpong(guest: Guest) -> str:
+    """librdmacm's udpong, with the address handles that a RoCE port needs."""
     if not Path("/usr/include/infiniband/verbs.h").exists():
         pytest.skip("libibverbs-dev is needed")
-    guest.preloaded("datagram_handles", "ibverbs")
+    return f"env LD_PRELOAD={guest.preloaded('datagram_handles', 'ibverbs')} stdbuf -oL udpong"
 
 
 def check_pong(done: Result) -> None:
@@ -172,22 +170,20 @@ def check_pong(done: Result) -> None:
 
 
 @pytest.mark.cell("udpong: datagrams of 16 to 1,000 bytes", "passive")
-@pytest.mark.usefixtures("their_handles")
 @both_pongs
-def test_librdmacms_udpong_asks_ours(guest: Guest, family: int, pong: str) -> None:
+def test_librdmacms_udpong_asks_ours(guest: Guest, their_udpong: str, family: int, pong: str) -> None:
     done = guest.run(
         f"pong_soft {OUR_UDPONG} -b $SOFT{family}\n"
-        f"rxe {THEIR_UDPONG} -s $SOFT{family} {pong} -T b || exit\ncat /tmp/server.out"
+        f"rxe {their_udpong} -s $SOFT{family} {pong} -T b || exit\ncat /tmp/server.out"
     )
     check_pong(done)
 
 
 @pytest.mark.cell("udpong: datagrams of 16 to 1,000 bytes", "active")
-@pytest.mark.usefixtures("their_handles")
 @both_pongs
-def test_our_udpong_asks_librdmacms(guest: Guest, family: int, pong: str) -> None:
+def test_our_udpong_asks_librdmacms(guest: Guest, their_udpong: str, family: int, pong: str) -> None:
     done = guest.run(
-        f"pong_rxe {THEIR_UDPONG} -b $RXE{family} -T b\nsoft {OUR_UDPONG} $RXE{family} {pong} || exit\n"
+        f"pong_rxe {their_udpong} -b $RXE{family} -T b\nsoft {OUR_UDPONG} $RXE{family} {pong} || exit\n"
         "cat /tmp/server.out"
     )
     check_pong(done)
