@@ -59,7 +59,11 @@ def answer(message: bytes) -> bytes:
 
 def parts() -> Counter[str]:
     """What the kernel's provider has to release, by its own account: more than our objects where a release failed."""
-    return Counter(f"part {part.rank.name}" for each in list(opened._opened) for part in list(each._parts.values()))
+    found: Counter[str] = Counter()
+    for each in list(opened._opened):
+        found.update(f"part {part.rank.name}" for part in list(each._parts.values()))
+        found.update(f"refused {part.rank.name}" for part in list(each._refused))
+    return found
 
 
 def descriptors() -> Counter[str]:

@@ -39,7 +39,7 @@ class Controls(ctypes.Structure):
             for name in (
                 *("max_inline", "inline_errno", "granted_wr_step", "granted_inline", "ah_errno", "complete_errno"),
                 *("send_ops", "refused_access", "access_errno", "fork_init", "fork_inits", "pkey_queries", "ahs"),
-                "access",
+                *("access", "busy_cqs", "cq_ends", "contexts", "cqs", "channels"),
             )
         ),
         ("log", ctypes.c_char * 4096),

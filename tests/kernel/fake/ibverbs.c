@@ -43,6 +43,10 @@ EXPORT struct fake {
 	int fork_init, fork_inits, pkey_queries, ahs;
 	/* The last ibv_reg_mr_iova2()'s access. */
 	int access;
+	/* How many calls of ibv_destroy_cq() are refused from now on, with EBUSY, and how often it was called. */
+	int busy_cqs, cq_ends;
+	/* Contexts, completion queues and channels that are there. */
+	int contexts, cqs, channels;
 	char log[4096];
 } fake;
 
@@ -59,6 +63,11 @@ struct opened {
 	struct verbs_context front; /* the context is its end */
 	struct fake_device *device;
 	int writer; /* of the events' pipe */
+};
+
+struct channel {
+	struct ibv_comp_channel comp; /* refcnt: its queues */
+	int writer;
 };
 
 struct queue {
@@ -184,6 +193,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	if (pipe(ends))
 		return NULL;
 	struct ibv_context *context = &opened->front.context;
+	fake.contexts++;
 	opened->device = &fake_devices[device - devices];
 	opened->writer = ends[1];
 	opened->front.sz = sizeof opened->front;
@@ -206,6 +216,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 EXPORT int ibv_close_device(struct ibv_context *context)
 {
 	struct opened *opened = opened_of(context);
+	fake.contexts--;
 	close(context->cmd_fd);
 	close(context->async_fd);
 	close(opened->writer);
@@ -276,28 +287,44 @@ EXPORT int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *a
 EXPORT int ibv_dereg_mr(struct ibv_mr *mr) { return freed(mr); }
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
-	struct ibv_comp_channel *channel = calloc(1, sizeof *channel);
+	struct channel *channel = calloc(1, sizeof *channel);
 	int ends[2];
 	if (pipe(ends))
 		return NULL;
-	channel->context = context, channel->fd = ends[0], channel->refcnt = ends[1];
-	return channel;
+	fake.channels++;
+	channel->comp.context = context, channel->comp.fd = ends[0], channel->writer = ends[1];
+	return &channel->comp;
 }
-EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
+EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *comp)
 {
-	close(channel->fd);
-	close(channel->refcnt);
-	return freed(channel);
+	if (comp->refcnt)
+		return EBUSY;
+	fake.channels--;
+	close(comp->fd);
+	close(((struct channel *)comp)->writer);
+	return freed(comp);
 }
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *user, struct ibv_comp_channel *channel,
 				    int vector)
 {
 	struct queue *queue = calloc(1, sizeof *queue);
 	queue->cq.context = context, queue->cq.channel = channel, queue->cq.cqe = cqe;
+	channel->refcnt++;
+	fake.cqs++;
 	return &queue->cq;
 }
 EXPORT int ibv_resize_cq(struct ibv_cq *cq, int cqe) { return ENOSYS; }
-EXPORT int ibv_destroy_cq(struct ibv_cq *cq) { return freed(cq); }
+EXPORT int ibv_destroy_cq(struct ibv_cq *cq)
+{
+	fake.cq_ends++;
+	if (fake.busy_cqs) {
+		fake.busy_cqs--;
+		return EBUSY;
+	}
+	cq->channel->refcnt--;
+	fake.cqs--;
+	return freed(cq);
+}
 EXPORT int ibv_get_cq_event(struct ibv_comp_channel *c, struct ibv_cq **cq, void **x) { errno = EAGAIN; return -1; }
 EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned count) {}
 EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr) { errno = ENOSYS; return NULL; }

@@ -162,7 +162,7 @@ class KernelChannel:
                 if not opened.removed:
                     opened.channel_fds.discard(self.fd)
                     opened.watch.remove(self.fd)
-                opened.release(self)
+                opened.discard(self)
                 opened.runtime.waiters.wake()
 
     def use(self, cq: KernelCQ) -> None:
@@ -505,7 +505,7 @@ class KernelCQ:
             opened.runtime.release(self)
             if not opened.abandoned:
                 self._channel.read()  # what is read later has no object any more
-                opened.release(self)
+                opened.discard(self)
                 self._channel.release(self)
                 opened.runtime.waiters.wake()
 

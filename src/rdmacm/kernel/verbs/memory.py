@@ -170,6 +170,6 @@ class KernelMW:
             region.windows.add(self)
 
     def dealloc(self) -> None:
-        self._opened.release(self)
+        self._opened.discard(self)
         self.address = 0
         self.region = self.owner = None

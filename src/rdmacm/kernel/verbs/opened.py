@@ -3,6 +3,10 @@
 Objects of the device register here by the address that the library gave them, so that an event finds its object. The
 parts that no call of the seam makes or releases, the protection domains and address handles, are made here at the first
 use and released with the last object that refers to them.
+
+The kernel may refuse to release a part, as a queue that another thread's call uses at the moment (EBUSY). Where the
+program can try again, as with a memory region, it gets the error. Else the part is released later
+(:meth:`OpenedDevice.discard`), or with the context at the latest.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from ctypes import byref
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from rdmacm.errors import RdmaError, cm_error
@@ -44,6 +49,8 @@ _PORT_EVENTS = frozenset(
         EventType.DEVICE_SPEED_CHANGE,
     }
 )
+#: Seconds until the release of a part that was refused again is tried once more.
+_RETRIES = (0.01, 0.1, 1.0)
 
 
 class Element(Protocol):
@@ -80,6 +87,12 @@ class Part(NamedTuple):
     address: int
 
 
+def _release(parts: list[Part]) -> list[tuple[Part, int]]:
+    """Release parts in their order, and return those that are refused, each with its errno."""
+    parts.sort(key=lambda part: part.rank)
+    return [(part, code_of(code)) for part in parts if (code := part.release(part.address))]
+
+
 class Handle:
     """A domain or an address handle of the library, released with the last object that refers to it."""
 
@@ -94,7 +107,7 @@ class Handle:
 
     def __del__(self) -> None:
         # No lock is needed, so any thread may do this at any time.
-        self._opened.release(self)
+        self._opened.discard(self)
 
 
 class _Call:
@@ -142,6 +155,10 @@ class OpenedDevice:
         self._is_forgotten = False
         #: What was made from the context and is not released yet, by the identity of our object.
         self._parts: dict[int, Part] = {}
+        #: The same of objects that are gone, because the kernel has refused to release it.
+        self._refused: list[Part] = []
+        #: Whether it is going to be tried again.
+        self._is_trying = False
         #: One item for each call that uses the context or a part, while it is in progress.
         self.calls: list[None] = []
         #: One item while the context is open. The thread that pops it closes the context.
@@ -151,7 +168,11 @@ class OpenedDevice:
         #: Whether it checks the IP checksums of what it receives.
         self.checks_sums = True
         #: The greatest retry_cnt of its queue pairs: rdma_rxe takes 7 for "for ever".
-        self.most_retries = 6 if Sysfs().driver(name) == "rdma_rxe" else 7
+        driver = Sysfs().driver(name)
+        self.most_retries = 6 if driver == "rdma_rxe" else 7
+        #: Whether a refused release may be tried again. siw's library unmaps the queues before it asks the kernel, so
+        #: a second call would unmap what the process has mapped there meanwhile.
+        self._releases_again = driver != "siw"
         self.operations: Operations = Operations(context)
         #: Queue pairs, completion queues and shared receive queues by address.
         self.elements: dict[int, Element] = {}
@@ -304,17 +325,59 @@ class OpenedDevice:
             deferred_finalizers.append(self.settle)  # the caller may hold a lock
         return 0
 
+    def discard(self, part: object) -> None:
+        """:meth:`release` for an object that nobody closes again. Where it is refused, it is tried again later."""
+        code = self.release(part)
+        refused = self._parts.pop(id(part), None) if code else None
+        if refused is None:
+            return
+        self._refused.append(refused)
+        if not self._releases_again:
+            self._warn_of([(refused, code)])
+        elif not self._is_trying:
+            self._is_trying = True
+            deferred_finalizers.append(partial(self._release_refused, _RETRIES))  # the caller may hold a lock
+
+    def _release_refused(self, waits: tuple[float, ...]) -> None:
+        """Try to release what was refused, and once more after each of ``waits``, in seconds."""
+        with self.runtime.lock:
+            if self.abandoned:
+                return
+            parts: list[Part] = []
+            while self._refused:
+                parts.append(self._refused.pop())
+            refused = _release(parts)
+            self._refused += [part for part, _ in refused]
+            if refused and waits:
+                again = partial(self._release_refused, waits[1:])
+                self.runtime.call_at(self.runtime.clock() + waits[0], lambda _: again())
+            else:
+                self._is_trying = False
+                self._warn_of(refused)
+
+    def _warn_of(self, refused: list[tuple[Part, int]]) -> None:
+        for part, code in refused:
+            why = errno.errorcode.get(code, str(code))
+            text = "%s: the kernel does not destroy a %s, which stays until the device is closed: %s"
+            logging.getLogger("rdmacm").warning(text, self.name, part.rank.name, why)
+
     def settle(self) -> None:
         """Close the context of a device that is removed or forgotten; if it is removed, release its parts first."""
         with self.runtime.lock:
             if self.calls or self.abandoned:
                 return
+            parts: list[Part] = []
             if self.removed:
-                for key, part in sorted(self._parts.items(), key=lambda item: item[1].rank):
-                    if self._parts.pop(key, None) is not None:
-                        part.release(part.address)
-            if self._parts or not (self.removed or self._is_forgotten):
+                for key in list(self._parts):
+                    part = self._parts.pop(key, None)
+                    if part is not None:
+                        parts.append(part)
+            elif self._parts or not self._is_forgotten:
                 return
+            if self._releases_again:
+                parts += self._refused
+            self._refused.clear()
+            _release(parts)
             try:
                 self._open_token.pop()
             except IndexError:

@@ -389,7 +389,7 @@ class KernelQP:
             if not opened.abandoned:
                 for window in self._windows or ():
                     window.renew()
-                opened.release(self)  # the kernel drops its events that are not read
+                opened.discard(self)  # the kernel drops its events that are not read
                 for cq in self._cqs:
                     cq.drop(self.qp_num)
             if self.copies is not None:
@@ -482,7 +482,7 @@ class KernelSRQ:
             opened.elements.pop(self.address, None)
             if not opened.abandoned:
                 opened.read_events()
-                opened.release(self)
+                opened.discard(self)
 
     def abandon(self) -> None:
         self._post = _refuse_post
