@@ -62,6 +62,7 @@ class FakeLibrary:
         for part in (self.controls, self._devices, self._gids, *self._counts):
             ctypes.memset(ctypes.byref(part), 0, ctypes.sizeof(part))
         self.controls.max_inline = 1 << 20
+        ctypes.c_int.in_dll(self._raw, "fake_test").value += 1
 
     def add_device(
         self,

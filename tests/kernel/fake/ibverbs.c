@@ -50,6 +50,9 @@ EXPORT struct fake {
 	char log[4096];
 } fake;
 
+/* Changed before each test: what an earlier one has left does not count, and is not refused. */
+EXPORT int fake_test;
+
 static void note(const char *format, ...)
 {
 	size_t used = strlen(fake.log);
@@ -63,15 +66,17 @@ struct opened {
 	struct verbs_context front; /* the context is its end */
 	struct fake_device *device;
 	int writer; /* of the events' pipe */
+	int test;
 };
 
 struct channel {
 	struct ibv_comp_channel comp; /* refcnt: its queues */
-	int writer;
+	int writer, test;
 };
 
 struct queue {
 	struct ibv_cq cq;
+	int test;
 	struct ibv_wc completions[COMPLETIONS];
 	int first, count;
 };
@@ -194,6 +199,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 		return NULL;
 	struct ibv_context *context = &opened->front.context;
 	fake.contexts++;
+	opened->test = fake_test;
 	opened->device = &fake_devices[device - devices];
 	opened->writer = ends[1];
 	opened->front.sz = sizeof opened->front;
@@ -216,7 +222,7 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 EXPORT int ibv_close_device(struct ibv_context *context)
 {
 	struct opened *opened = opened_of(context);
-	fake.contexts--;
+	fake.contexts -= opened->test == fake_test;
 	close(context->cmd_fd);
 	close(context->async_fd);
 	close(opened->writer);
@@ -293,22 +299,25 @@ EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *cont
 		return NULL;
 	fake.channels++;
 	channel->comp.context = context, channel->comp.fd = ends[0], channel->writer = ends[1];
+	channel->test = fake_test;
 	return &channel->comp;
 }
 EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *comp)
 {
+	struct channel *channel = (struct channel *)comp;
 	if (comp->refcnt)
 		return EBUSY;
-	fake.channels--;
+	fake.channels -= channel->test == fake_test;
 	close(comp->fd);
-	close(((struct channel *)comp)->writer);
-	return freed(comp);
+	close(channel->writer);
+	return freed(channel);
 }
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *user, struct ibv_comp_channel *channel,
 				    int vector)
 {
 	struct queue *queue = calloc(1, sizeof *queue);
 	queue->cq.context = context, queue->cq.channel = channel, queue->cq.cqe = cqe;
+	queue->test = fake_test;
 	channel->refcnt++;
 	fake.cqs++;
 	return &queue->cq;
@@ -316,13 +325,15 @@ EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *
 EXPORT int ibv_resize_cq(struct ibv_cq *cq, int cqe) { return ENOSYS; }
 EXPORT int ibv_destroy_cq(struct ibv_cq *cq)
 {
-	fake.cq_ends++;
-	if (fake.busy_cqs) {
-		fake.busy_cqs--;
-		return EBUSY;
+	if (((struct queue *)cq)->test == fake_test) {
+		fake.cq_ends++;
+		if (fake.busy_cqs) {
+			fake.busy_cqs--;
+			return EBUSY;
+		}
+		fake.cqs--;
 	}
 	cq->channel->refcnt--;
-	fake.cqs--;
 	return freed(cq);
 }
 EXPORT int ibv_get_cq_event(struct ibv_comp_channel *c, struct ibv_cq **cq, void **x) { errno = EAGAIN; return -1; }
