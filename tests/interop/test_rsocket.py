@@ -155,10 +155,10 @@ both_pongs = pytest.mark.parametrize(
 
 @pytest.fixture
 def their_udpong(guest: Guest) -> str:
-    """librdmacm's udpong, with the address handles that a RoCE port needs."""
+    """librdmacm's udpong, with the address handles that a RoCE port needs, and an rpoll that ends."""
     if not Path("/usr/include/infiniband/verbs.h").exists():
         pytest.skip("libibverbs-dev is needed")
-    return f"env LD_PRELOAD={guest.preloaded('datagram_handles', 'ibverbs')} stdbuf -oL udpong"
+    return f"env LD_PRELOAD={guest.preloaded('mended_rsocket', 'ibverbs')} stdbuf -oL udpong"
 
 
 def check_pong(done: Result) -> None:
