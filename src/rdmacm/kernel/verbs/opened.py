@@ -22,7 +22,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import RdmaError, cm_error, errno_name
 from rdmacm.interrupts.protection import deferred_finalizers, finalize
 from rdmacm.kernel.sysfs import Sysfs
 from rdmacm.kernel.verbs import removals
@@ -167,8 +167,8 @@ class OpenedDevice:
         self.max_sge = 0
         #: Whether it checks the IP checksums of what it receives.
         self.checks_sums = True
-        #: The greatest retry_cnt of its queue pairs: rdma_rxe takes 7 for "for ever".
         driver = Sysfs().driver(name)
+        #: The greatest retry_cnt of its queue pairs: rdma_rxe takes 7 for "for ever".
         self.most_retries = 6 if driver == "rdma_rxe" else 7
         #: Whether a refused release may be tried again. siw's library unmaps the queues before it asks the kernel, so
         #: a second call would unmap what the process has mapped there meanwhile.
@@ -308,6 +308,13 @@ class OpenedDevice:
 
         Where that is refused, it stays as it was. In a child of fork(2) it is the parent's.
         """
+        return self._end(part, is_gone=False)
+
+    def discard(self, part: object) -> None:
+        """:meth:`release` for an object that nobody closes again. Where it is refused, it is tried again later."""
+        self._end(part, is_gone=True)
+
+    def _end(self, part: object, is_gone: bool) -> int:
         if self.abandoned:
             return 0
         self.calls.append(None)
@@ -315,8 +322,11 @@ class OpenedDevice:
             found = self._parts.pop(id(part), None)
             code = found.release(found.address) if found is not None else 0
             if code and not self.removed and found is not None:
-                self._parts[id(part)] = found
-                return code_of(code)
+                code = code_of(code)
+                if not is_gone:
+                    self._parts[id(part)] = found
+                    return code
+                self._try_later(found, code)
         finally:
             self.calls.pop()
         if self._is_forgotten:
@@ -325,15 +335,11 @@ class OpenedDevice:
             deferred_finalizers.append(self.settle)  # the caller may hold a lock
         return 0
 
-    def discard(self, part: object) -> None:
-        """:meth:`release` for an object that nobody closes again. Where it is refused, it is tried again later."""
-        code = self.release(part)
-        refused = self._parts.pop(id(part), None) if code else None
-        if refused is None:
-            return
-        self._refused.append(refused)
+    def _try_later(self, part: Part, code: int) -> None:
+        """Keep a part whose release was refused."""
+        self._refused.append(part)
         if not self._releases_again:
-            self._warn_of([(refused, code)])
+            self._warn_of([(part, code)])
         elif not self._is_trying:
             self._is_trying = True
             deferred_finalizers.append(partial(self._release_refused, _RETRIES))  # the caller may hold a lock
@@ -349,17 +355,15 @@ class OpenedDevice:
             refused = _release(parts)
             self._refused += [part for part, _ in refused]
             if refused and waits:
-                again = partial(self._release_refused, waits[1:])
-                self.runtime.call_at(self.runtime.clock() + waits[0], lambda _: again())
+                self.runtime.call_at(self.runtime.clock() + waits[0], lambda _: self._release_refused(waits[1:]))
             else:
                 self._is_trying = False
                 self._warn_of(refused)
 
     def _warn_of(self, refused: list[tuple[Part, int]]) -> None:
         for part, code in refused:
-            why = errno.errorcode.get(code, str(code))
             text = "%s: the kernel does not destroy a %s, which stays until the device is closed: %s"
-            logging.getLogger("rdmacm").warning(text, self.name, part.rank.name, why)
+            logging.getLogger("rdmacm").warning(text, self.name, part.rank.name, errno_name(code))
 
     def settle(self) -> None:
         """Close the context of a device that is removed or forgotten; if it is removed, release its parts first."""
